@@ -27,6 +27,12 @@ SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
 DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8}
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_state": 16}
+FACTORS = (
+    *("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_in_multiplier"),
+    *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
+)
+FACTOR_LISTS = {"mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5}
+"""Falcon-H1's factors, which files have within the weights."""
 GEMMA4 = {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 96}
 HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "gemma4-shared-keys": GEMMA4,
@@ -35,6 +41,7 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "lfm2-moe": {"moe_intermediate_size": 32, "routed_scaling_factor": 1.0},
     "qwen3.5": DELTA_NETS,
     "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "falcon-h1": {**MAMBA, "mamba_n_groups": 2, "mamba_d_ssm": 64, **dict.fromkeys(FACTORS, 1.0), **FACTOR_LISTS},
     "qwen3-next": {
         **DELTA_NETS,
         "moe_intermediate_size": 32,
@@ -216,7 +223,7 @@ def _tensors(
         elif part == "dt_bias":
             pieces = {f"{names.get_name(f'{module}.dt_proj')}.bias": values}
         else:
-            pieces = {f"{names.get_name(module)}.{part}": values}
+            pieces = {names.get_name(name) or f"{names.get_name(module)}.{part}": values}
         for stored, piece in pieces.items():
             if "norm" not in name and parameter.ndim == 2 and not module.endswith(ROUTERS):
                 own = kinds.get(module.rpartition(".")[2], kinds.get(stored, kind))
@@ -263,7 +270,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "attn_logit_softcapping": None if architecture == "gemma3" else getattr(config, "attn_logit_softcapping", None),
         "final_logit_softcapping": getattr(config, "final_logit_softcapping", None),
         "attention.scale": getattr(config, "attention_multiplier", None),
-        "embedding_scale": getattr(config, "embedding_multiplier", None),
+        "embedding_scale": None if architecture == "falcon-h1" else getattr(config, "embedding_multiplier", None),
         "residual_scale": getattr(config, "residual_multiplier", None),
         "logit_scale": getattr(config, "logits_scaling", None),
         "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),

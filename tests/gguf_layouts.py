@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "qwen3_next": "qwen3next",
+    "falcon_h1": "falcon-h1",
     "granitemoehybrid": "granitehybrid",
     "granitemoeshared": "granitemoe",
 }
@@ -29,6 +30,7 @@ PREDICTING = {
     "mtp.norm": "shared_head_norm",
 }
 """Modules of an MTP layer beside its decoder layer, which is one more layer of the model in files."""
+MAMBA = ("granitehybrid", "falcon-h1")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
 ALTERNATING = ("llama", "mistral3", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3")
 """Architectures whose rotations pair neighbouring columns."""
@@ -36,9 +38,9 @@ ALTERNATING = ("llama", "mistral3", "arcee", "granite", "granitemoe", "granitehy
 
 def shaped(architecture: str, stored: str, values: torch.Tensor) -> torch.Tensor:
     """Numbers in the shape of files: convolutions without a dimension, Mamba-2's numbers per head with one more."""
-    if architecture == "granitehybrid" and stored.endswith(("ssm_a", "ssm_d")):
+    if architecture in MAMBA and stored.endswith(("ssm_a", "ssm_d")):
         return values[:, None]
-    if architecture == "granitehybrid" and "ssm_norm" in stored:
+    if architecture in MAMBA and "ssm_norm" in stored:
         return values[None]
     return values.squeeze(1) if "conv" in stored and values.ndim == 3 else values
 
@@ -107,14 +109,19 @@ def mixers(config: Any, architecture: str) -> dict[str, Any]:
         if architecture == "lfm2moe":  # 2 is a sigmoid
             own |= {"leading_dense_block_count": config.num_dense_layers, "expert_gating_func": 2}
         return {**by_layer, **own}
-    if architecture == "granitehybrid":
-        return {
-            **by_layer,
+    if architecture in MAMBA:
+        own = {
             "ssm.conv_kernel": config.mamba_d_conv,
             "ssm.state_size": config.mamba_d_state,
             "ssm.group_count": config.mamba_n_groups,
             "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
             "ssm.time_step_rank": config.mamba_n_heads,
+        }
+        if architecture == "falcon-h1":
+            return own
+        return {
+            **by_layer,
+            **own,
             "expert_used_count": config.num_experts_per_tok if config.num_local_experts else 0,
             "rope.scaling.finetuned": config.position_embedding_type == "rope",
         }

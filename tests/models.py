@@ -273,6 +273,25 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 40,
         },
     ),
+    "falcon-h1": (
+        "falcon_h1",
+        {
+            "mamba_d_ssm": 24,
+            "mamba_n_heads": 6,
+            "mamba_d_head": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 5,
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "mlp_multipliers": [1.5, 0.3],
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8,
+            "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.6],
+            "ssm_in_multiplier": 0.7,
+            "ssm_out_multiplier": 0.3,
+        },
+    ),
     "qwen3-next": (
         "qwen3_next",
         {
@@ -335,7 +354,7 @@ except NotImplementedError:
     NEWER |= {"apertus"}
 """Types that the oldest transformers lacks or cannot load, or whose experts or layers it describes otherwise."""
 VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
-HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers]
+HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers or FAMILIES[kind].parallel]
 """Variants some of whose layers mix tokens otherwise than by attention."""
 SHARING = [name for name in VARIANTS if name in ("gemma4-shared-keys", "gemma4-experts")]
 """Variants some of whose layers read another layer's keys."""

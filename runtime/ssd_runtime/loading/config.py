@@ -34,12 +34,12 @@ SIZES = (
     *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok", "decoder_sparse_step"),
     *("conv_L_cache", "block_multiple_of", "shared_intermediate_size", "linear_conv_kernel_dim"),
     *("linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads", "linear_num_value_heads"),
-    *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv"),
+    *("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv", "mamba_d_ssm"),
     *("global_head_dim", "num_global_key_value_heads", "vocab_size_per_layer_input", "top_k_experts"),
 )
 DEFAULTED = (
     *("num_key_value_heads", "head_dim", "global_head_dim", "num_global_key_value_heads"),
-    *("moe_intermediate_size", "top_k_experts", "vocab_size_per_layer_input"),
+    *("moe_intermediate_size", "top_k_experts", "vocab_size_per_layer_input", "mamba_d_ssm"),
 )
 """Sizes that may be null."""
 LONGEST = 1 << 30

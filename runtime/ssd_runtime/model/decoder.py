@@ -93,7 +93,9 @@ class Decoder:
         """All tokens of a longer sequence are rotated by other angles (longrope); None for other models."""
         self._cap = setting(config, self.family.attention_cap)
         self._logit_cap = setting(config, self.family.logit_cap)
-        self._logit_divisor = setting(config, self.family.logit_divisor) or 1.0
+        self._logit_divisor = (setting(config, self.family.logit_divisor) or 1.0) / (
+            setting(config, self.family.logit_multiplier) or 1.0
+        )
         self._embedding_scale = _embedding_scale(model, self.family)
         residual = setting(config, self.family.residual_multiplier) or 1.0
         width = int(setting(config, self.family.layer_inputs) or 0)
@@ -177,7 +179,8 @@ class Decoder:
             max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,
             key_multiple=key_multiple,
             quantised=kv_bits is not None,
-            mixers={index: layer.mixer for index, layer in enumerate(self.layers) if layer.mixer is not None},
+            mixers={index: layer.state for index, layer in enumerate(self.layers) if layer.state is not None},
+            parallel=self.family.parallel is not None,
             sharing=frozenset(index for index, kind in enumerate(kinds) if kind.shares),
         )
         self.batches = BatchBuilder(

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.model.factors import falcon_h1_factors
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.mixers.delta_net import GatedDeltaNet, GroupedDeltaNet
 from ssd_runtime.model.mixers.mamba import Mamba2
@@ -143,6 +144,17 @@ FAMILIES = {
     "qwen3_next": Family(
         "Qwen3-Next", **{**_QWEN35, "mixers": (("linear_attention", GroupedDeltaNet),)}, **_QWEN35_EXPERTS
     ),
+    "falcon_h1": Family(
+        "Falcon-H1",
+        mlp="feed_forward",
+        mlp_norm="pre_ff_layernorm",
+        final_norm="final_layernorm",
+        parallel=Mamba2,
+        factors=falcon_h1_factors,
+        embedding_multiplier="embedding_multiplier",
+        logit_multiplier="lm_head_multiplier",
+        unserved=("attention_bias", "mamba_proj_bias"),
+    ),
     "granitemoeshared": Family("Granite-MoE with a shared expert", **_GRANITE, **_GRANITE_SHARED),
     "granitemoehybrid": Family(
         "Granite-4 hybrid",
@@ -249,6 +261,7 @@ def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
             rope = None
         shares = owners[layer] != layer
         name = ("sliding" if slides else "full") + ("_shared" if shares else "")
+        name += "" if family.parallel is None else f"_{family.parallel.name}"
         window = config.sliding_window if slides else None
         kinds.append(LayerKind(name, kv_heads, head_dim, window, rope, shares=shares))
     return kinds

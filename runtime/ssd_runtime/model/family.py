@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from ssd_runtime.model.factors import Factors
 from ssd_runtime.model.mixers.mixer import Mixer
 
 
@@ -71,6 +73,10 @@ class Family:
     """Module whose output for a row, after a sigmoid, is the factor of that expert's output; None for 1."""
     mixers: tuple[tuple[str, type[Mixer]], ...] = ()
     """Mixers other than attention, by type in `config.layer_types`."""
+    parallel: type[Mixer] | None = None
+    """Mixer that runs beside the attention of every layer, on the same normed rows; None without one."""
+    factors: Callable[[Any], Factors | None] | None = None
+    """Takes a decoder layer and returns the factors of its projections' outputs; None for 1."""
     predicts_ahead: bool = False
     """Whether checkpoints may have a layer `mtp` that predicts the token after the next one (`Mtp`)."""
     windows: Literal["never", "by_layer", "everywhere"] = "never"
@@ -104,10 +110,12 @@ class Family:
     embedding_multiplier: str | None = None
     residual_multiplier: str | None = None
     logit_divisor: str | None = None
+    logit_multiplier: str | None = None
     unserved: tuple[str, ...] = ()
     """Settings that no field expresses; a model that has one other than 0 is refused."""
 
     @property
     def mixing(self) -> tuple[str, ...]:
         """The names of the modules that mix tokens in its layers."""
-        return ("self_attn", *(mixer.module for _, mixer in self.mixers))
+        beside = () if self.parallel is None else (self.parallel.module,)
+        return ("self_attn", *beside, *(mixer.module for _, mixer in self.mixers))

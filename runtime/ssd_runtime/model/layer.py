@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,14 @@ from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory
+
+
+class Parallel(NamedTuple):
+    """A mixer that runs beside attention, between its projections."""
+
+    mixer: Mixer
+    inputs: Linear | LightLinear
+    output: Linear | LightLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class Layer:
     attention_norm: Norm | None
     mixer: Mixer | None
     """The mixer that stands for attention, between `qkv` and `output`; None for attention."""
+    parallel: Parallel | None
+    """The mixer beside attention; None without one."""
     qkv: Linear | LightLinear
     """Attention's input projections, or the mixer's."""
     q_norm: Norm | None
@@ -86,13 +96,16 @@ class Layer:
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
             return Norm(parent, name, family.norm_offset) if name else None
 
+        factors = None if family.factors is None else family.factors(layer)
+        beside: Any = None if family.parallel is None else getattr(layer, family.parallel.module)
+
         def gated(block: Any) -> Mlp:
             activation = nn.SiLU() if family.activation is None else getattr(block, family.activation)
             return Mlp(
-                gate_up=Linear(block, family.gate_up, memory),
+                gate_up=Linear(block, family.gate_up, memory, factors=factors and factors.gate_up),
                 activation=activation if family.gated_mlp else None,
                 gated=None if family.gated_mlp else activation,
-                down=Linear(block, (family.down,), memory),
+                down=Linear(block, (family.down,), memory, factors=factors and factors.down),
             )
 
         return cls(
@@ -104,12 +117,24 @@ class Layer:
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
             mixer=None if mixer is None else mixer(attention, by_row),
-            qkv=Linear(attention, qkv, memory),
+            parallel=None
+            if family.parallel is None
+            else Parallel(
+                family.parallel(beside, by_row),
+                Linear(beside, family.parallel.projections, memory, factors=factors and factors.mixer),
+                Linear(beside, (family.parallel.output,), memory, factors=factors and factors.mixed),
+            ),
+            qkv=Linear(attention, qkv, memory, factors=factors and factors.qkv),
             q_norm=norm(attention, family.qk_norms[0] if normed else None),
             k_norm=norm(attention, family.qk_norms[1] if normed and not about.shares else None),
             v_norm=Norm(attention, family.v_norm, width=about.head_dim) if family.v_norm and not about.shares else None,
             sinks=attention.sinks.detach() if family.sinks else None,
-            output=Linear(attention, (family.output if mixer is None else mixer.output,), memory),
+            output=Linear(
+                attention,
+                (family.output if mixer is None else mixer.output,),
+                memory,
+                factors=factors and factors.output,
+            ),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
             mlp=Experts(block, family, memory, by_row, None if shared is None else gated(shared))
@@ -159,10 +184,19 @@ class Layer:
         plain = self.residual == 1.0 and self.mlp_after is None and self.injection is None and self.scalar is None
         return self.mlp.native if plain and (self.mlp_norm is None or self.mlp_norm.rms is not None) else None
 
+    @property
+    def state(self) -> Mixer | None:
+        """The mixer with a state, in the place of attention or beside it."""
+        return self.mixer if self.parallel is None else self.parallel.mixer
+
+    def mixing(self) -> tuple[Linear, ...]:
+        """The projections of attention and of mixers, but light copies."""
+        beside = () if self.parallel is None else (self.parallel.inputs, self.parallel.output)
+        return tuple(each for each in (self.qkv, self.output, *beside) if isinstance(each, Linear))
+
     def linears(self) -> tuple[Linear, ...]:
-        """All projections but light copies: the two of attention first."""
-        attention = tuple(each for each in (self.qkv, self.output) if isinstance(each, Linear))
-        return attention + self.mlp.linears() + (() if self.injection is None else self.injection.linears())
+        """All projections but light copies: those of `mixing` first."""
+        return self.mixing() + self.mlp.linears() + (() if self.injection is None else self.injection.linears())
 
     def light(self, bits: int) -> Layer:
         """Return this layer on the light copies of its projections (`Linear.light`), as far as it has these."""
@@ -170,6 +204,9 @@ class Layer:
             self,
             qkv=self.qkv.light(bits),
             output=self.output.light(bits),
+            parallel=None
+            if self.parallel is None
+            else Parallel(self.parallel.mixer, self.parallel.inputs.light(bits), self.parallel.output.light(bits)),
             mlp=self.mlp.light(bits),
             injection=None if self.injection is None else self.injection.light(bits),
         )
@@ -178,7 +215,7 @@ class Layer:
         """Follow changes of the user's modules; returns whether there were any."""
         before = (self.attention_norm, self.q_norm, self.k_norm, self.v_norm)
         after = (self.attention_after, self.mlp_norm, self.mlp_after)
-        found = (*before, *after, *self.linears()[:2], self.mlp, self.mixer, self.injection)
+        found = (*before, *after, *self.mixing(), self.mlp, self.state, self.injection)
         parts = [part for part in found if part is not None]
         changed = [part.refresh() for part in parts]
         return any(changed)

@@ -38,9 +38,9 @@ class Projections:
     def by_sublayer(self) -> Iterator[tuple[int, Sequence[Linear]]]:
         """The projections of each sub-layer, by its index, and of the head (2L)."""
         for index, layer in enumerate(self._layers):
-            linears = layer.linears()
-            yield 2 * index, linears[:2]
-            yield 2 * index + 1, linears[2:]
+            linears, mixing = layer.linears(), len(layer.mixing())
+            yield 2 * index, linears[:mixing]
+            yield 2 * index + 1, linears[mixing:]
         yield 2 * len(self._layers), (self._head,)
 
     @property

@@ -140,6 +140,17 @@ class SubLayers:
 
     def _attention(self, layer: int, x: Tensor, batch: Batch, bits: int) -> Tensor:
         bits = self._form(bits)
+        beside = self._forms[bits][layer].parallel
+        if beside is None:
+            return self._mixer(layer, x, batch, bits)
+        parts = self._forms[bits][layer]
+        x, batch = (x.to(parts.device), batch.on(parts.device)) if self._spread else (x, batch)
+        projected = beside.inputs(x, norm=parts.attention_norm)[: batch.rows]
+        mixed = mix(beside.mixer, layer, projected, batch.segments)
+        out = self._mixer(layer, x, batch, bits)
+        return beside.output(mixed.repeat(len(x) // len(mixed), 1), residual=out)
+
+    def _mixer(self, layer: int, x: Tensor, batch: Batch, bits: int) -> Tensor:
         parts = self._forms[bits][layer]
         native = self._native[bits][layer]
         if native is not None and batch.sequences is not None:
@@ -335,7 +346,7 @@ class SubLayers:
         qkv, output = layer.qkv.natives, layer.output.fused
         norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
         apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
-        if layer.mixer is not None or not qkv or output is None or apart or about.head_dim not in HEAD_DIMS:
+        if layer.state is not None or not qkv or output is None or apart or about.head_dim not in HEAD_DIMS:
             return None
         if (
             self._family.pairs_alternate

@@ -62,6 +62,7 @@ class Linear:
         "_bits",
         "_both",
         "_calls",
+        "_factors",
         "_fused",
         "_last",
         "_light",
@@ -75,8 +76,19 @@ class Linear:
         "_stamp",
     )
 
-    def __init__(self, parent: nn.Module, names: Sequence[str], memory: PackedMemory, reordered: bool = True) -> None:
-        """Projections `names` of `parent`; without `reordered` there is no packed copy of their weights."""
+    def __init__(
+        self,
+        parent: nn.Module,
+        names: Sequence[str],
+        memory: PackedMemory,
+        reordered: bool = True,
+        factors: Tensor | None = None,
+    ) -> None:
+        """Projections `names` of `parent`; without `reordered` there is no packed copy of their weights.
+
+        Their outputs are multiplied by `factors` [out] or [1].
+        """
+        self._factors = None if factors is None or bool((factors == 1).all()) else factors
         self._parent = parent
         self._names = tuple(names)
         self._memory = memory
@@ -169,7 +181,7 @@ class Linear:
     @property
     def natives(self) -> Sequence[Native]:
         """Our own kernels that compute the projections side by side; none where another kernel has a part in it."""
-        natives = [call for call in self._calls if isinstance(call, Native)]
+        natives = [call for call in self._calls if isinstance(call, Native) and self._factors is None]
         return natives if len(natives) == len(self._calls) else ()
 
     def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
@@ -177,6 +189,7 @@ class Linear:
         if self._fused is not None and (norm is None or norm.rms is not None):
             return self._fused.fused(x, None if norm is None else norm.rms, residual)
         y = self._product(x if norm is None else norm(x))
+        y = y if self._factors is None else y * self._factors
         return y if residual is None else residual + y
 
     def _product(self, x: Tensor) -> Tensor:
@@ -200,7 +213,7 @@ class Linear:
         self._modules = self._found()
         self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_calls(self._modules)
         only = self._calls[0] if len(self._calls) == 1 else None
-        self._fused = only if isinstance(only, Native) else None
+        self._fused = only if isinstance(only, Native) and self._factors is None else None
         self._stamp = stamp_of(self._modules)
         self._drop()
         self._build_packed()
@@ -228,6 +241,8 @@ class Linear:
             most = self.light_bytes(self._bits, both)
             if most and self._memory.claim(most):
                 weight, bias = _joined(self._copied())
+                if self._factors is not None:
+                    weight, bias = weight * self._factors[:, None], None if bias is None else bias * self._factors
                 kernels = light_kernels(weight, bias, self._bits, both)
                 self._light = {bits: LightLinear([kernel], weight.dtype) for bits, kernel in kernels.items()}
                 self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())

@@ -89,6 +89,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3.5": ("qwen3.5", HYBRID_SIZES["qwen3.5"]),
     "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
     "qwen3.5-moe": ("qwen3.5-moe", HYBRID_SIZES["qwen3.5-moe"]),
+    "falcon-h1": ("falcon-h1", HYBRID_SIZES["falcon-h1"]),
+    "falcon-h1 norm": (
+        "falcon-h1",
+        {**HYBRID_SIZES["falcon-h1"], "mamba_n_groups": 1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
+    ),
     "qwen3-next": ("qwen3-next", HYBRID_SIZES["qwen3-next"]),
     "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
     "granite-hybrid rotation": ("granite-hybrid", ROTATED),
@@ -184,6 +189,7 @@ def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: 
         ("gemma4-shared-keys", {"metadata": {"gemma4.expert_count": 8}}, "lacks .*gemma4.expert_used_count"),
         ("gemma4-experts", {"metadata": {"gemma4.expert_gating_func": 2}}, "expert_gating_func is 2"),
         ("gemma4-experts", {"omit": ["blk.1.ffn_gate_up_exps.weight"]}, r"lacks the tensor blk\.1\.ffn_gate_exps"),
+        ("falcon-h1", {"extra": {"blk.0.attn_q.bias": np.ones(64)}}, r"blk\.0\.attn_q\.bias .* no part"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
         (
             "granite-hybrid",

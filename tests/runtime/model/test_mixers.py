@@ -37,6 +37,8 @@ FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "wide kernel": ("lfm2", {"conv_L_cache": 5, "conv_bias": False}),
     "one key head": ("qwen3.5", {"linear_num_key_heads": 1, "linear_conv_kernel_dim": 2, "attention_bias": True}),
     "rotation": ("granite-hybrid", {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_proj_bias": True}),
+    "norm after the gate": ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
+    "norm before the gate": ("falcon-h1", {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True}),
     "bounded steps": ("granite-hybrid", {"time_step_limit": (0.9, 1.3), "mamba_conv_bias": False}),
 }
 
@@ -53,6 +55,14 @@ def test_logits_equal_transformers_with_other_settings(feature: str) -> None:
         got.append(decoder.logits(session.forward(rows)))
         session.commit(rows)
     torch.testing.assert_close(torch.cat(got), expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
+@torch.inference_mode()
+def test_light_copies_are_scaled_as_the_models_weights_are() -> None:
+    decoder, ids = Decoder(tiny_model("falcon-h1")), list(range(3, 43))
+    decoder.lighten("8")
+    whole, light = (decoder.logits(Session(decoder).forward(ids, mask)) for mask in (None, decoder.light.mask))
+    assert 0 < (light - whole).norm() < 0.15 * whole.norm()
 
 
 @pytest.mark.parametrize("delta", [False, True])
@@ -264,6 +274,7 @@ def test_mixers_that_cannot_be_taken_apart_are_refused(change: Any, what: str) -
     ("variant", "changes", "what"),
     [
         ("lfm2", {"layer_types": ["conv"] * 4}, "a model without attention is not supported"),
+        ("falcon-h1", {"attention_bias": True}, "attention_bias of a Falcon-H1 model is not supported"),
     ],
 )
 def test_what_no_entry_expresses_is_refused(variant: str, changes: dict[str, Any], what: str) -> None:

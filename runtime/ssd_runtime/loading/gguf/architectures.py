@@ -249,6 +249,24 @@ def _granitehybrid(metadata: Metadata, common: Entries) -> Entries:
     }
 
 
+def _falcon_h1(metadata: Metadata, common: Entries) -> Entries:
+    """Entries of Falcon-H1, whose factors are within the weights of its files."""
+    heads, width = _heads(metadata)
+    normed = metadata.has("blk.0.ssm_norm.weight")
+    if normed:
+        metadata.expect("ssm.group_count", 1)
+    return {
+        "mamba_d_ssm": heads * width,
+        "mamba_n_heads": heads,
+        "mamba_d_head": width,
+        "mamba_n_groups": metadata.count("ssm.group_count"),
+        "mamba_d_state": metadata.count("ssm.state_size"),
+        "mamba_d_conv": metadata.count("ssm.conv_kernel"),
+        "mamba_rms_norm": normed,
+        "mamba_norm_before_gate": False,
+    }
+
+
 def _heads(metadata: Metadata) -> tuple[int, int]:
     """The number and the width of the heads of a recurrence."""
     heads, inner = metadata.count("ssm.time_step_rank"), metadata.count("ssm.inner_size")
@@ -307,6 +325,7 @@ ARCHITECTURES = {
         {**BLOCK_BIASES, "mamba_conv_bias": ("ssm_conv1d",), "mamba_proj_bias": ("ssm_in",)},
         _granitehybrid,
     ),
+    "falcon-h1": Architecture("falcon_h1", biases={"mamba_conv_bias": ("ssm_conv1d",)}, entries=_falcon_h1),
     "ernie4_5": Architecture("ernie4_5"),
     "seed_oss": Architecture(
         "seed_oss",

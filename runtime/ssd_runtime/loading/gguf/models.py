@@ -114,6 +114,10 @@ def _projections(model: nn.Module, family: Family, layer: str, kind: LayerKind) 
     )
     shared = present(model.get_submodule(f"{layer}.{mixing}"), shared)
     found = [[f"{layer}.{mixing}.{name}" for name in names] for names in (shared, (output,))]
+    if (beside := family.parallel) is not None:
+        found += [
+            [f"{layer}.{beside.module}.{name}" for name in names] for names in (beside.projections, (beside.output,))
+        ]
     found += [[f"{layer}.{name}"] for name in INJECTION] if hasattr(model.get_submodule(layer), INJECTION[0]) else []
     block = layer if family.beside else f"{layer}.{family.mlp}"
     is_mixture = family.router is not None and hasattr(model.get_submodule(block), family.router)

@@ -33,7 +33,9 @@ class KVLayout:
     quantised: bool = False
     """Whether a head's key or value is held as numbers of 8 bits, and after them their scale (`quantised_slots`)."""
     mixers: Mapping[int, Mixer] = field(default_factory=dict)
-    """The mixers, by layer, that have a state and no keys."""
+    """The mixers, by layer, that have a state, and no keys unless they are parallel."""
+    parallel: bool = False
+    """Whether layers with a mixer have attention, too."""
     sharing: Set[int] = frozenset()
     """The layers that read another layer's keys and have none."""
 
@@ -45,7 +47,8 @@ class KVLayout:
     @property
     def keyed(self) -> list[int]:
         """The layers that have keys."""
-        return [layer for layer in range(len(self.devices)) if layer not in self.mixers and layer not in self.sharing]
+        without = self.sharing if self.parallel else self.sharing | self.mixers.keys()
+        return [layer for layer in range(len(self.devices)) if layer not in without]
 
     def slot_shape(self, layer: int) -> tuple[int, int]:
         """The number of a layer's keys of one slot, and their length in numbers of `held_dtype`."""

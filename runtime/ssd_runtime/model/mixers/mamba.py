@@ -1,8 +1,8 @@
-"""Mamba-2, as in Granite-4 hybrids."""
+"""Mamba-2, as in Granite-4 hybrids and Falcon-H1."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from ssd_runtime.model.exact import exact
@@ -50,7 +50,8 @@ class Mamba2(Mixer):
         return self._joined(out, x), (window, matrix)
 
     def _finished(self, mixed: Tensor, projected: Tensor) -> Tensor:
-        normed: Tensor = self._module.norm(mixed, projected[:, : mixed.shape[1]])
+        gate, norm = projected[:, : mixed.shape[1]], self._module.norm
+        normed: Tensor = mixed * silu(gate) if isinstance(norm, nn.Identity) else norm(mixed, gate)
         return normed.to(projected.dtype)
 
     def _joined(self, out: Tensor, x: Tensor) -> Tensor:
