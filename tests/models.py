@@ -8,6 +8,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.models.granitemoe import modeling_granitemoe
+from transformers.models.lfm2_moe import modeling_lfm2_moe
 
 from ssd_runtime.model.families import FAMILIES
 
@@ -164,18 +165,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": None,
         },
     ),
-    "gemma4-experts": (
-        "gemma4_text",
-        {
-            **GEMMA4,
-            "num_kv_shared_layers": 2,
-            "tie_word_embeddings": False,
-            "enable_moe_block": True,
-            "num_experts": 5,
-            "top_k_experts": 2,
-            "moe_intermediate_size": 24,
-        },
-    ),
     "olmo2": ("olmo2", {}),
     "olmo2-no-groups": ("olmo2", {"num_key_value_heads": 4}),
     "granite": (
@@ -252,16 +241,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-sliding": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_bias": True}),
-    "lfm2-moe": (
-        "lfm2_moe",
-        {
-            **EXPERTS,
-            "layer_types": ["conv", "conv", "full_attention", "conv"],
-            "moe_intermediate_size": 24,
-            "num_dense_layers": 1,
-            "routed_scaling_factor": 1.7,
-        },
-    ),
     "qwen3.5": ("qwen3_5_text", DELTA_NETS),
     "qwen3.5-moe": (
         "qwen3_5_moe_text",
@@ -271,36 +250,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 24,
             "shared_expert_intermediate_size": 40,
-        },
-    ),
-    "falcon-h1": (
-        "falcon_h1",
-        {
-            "mamba_d_ssm": 24,
-            "mamba_n_heads": 6,
-            "mamba_d_head": 4,
-            "mamba_n_groups": 2,
-            "mamba_d_state": 5,
-            "lm_head_multiplier": 0.5,
-            "embedding_multiplier": 3.0,
-            "mlp_multipliers": [1.5, 0.3],
-            "key_multiplier": 0.6,
-            "attention_in_multiplier": 1.2,
-            "attention_out_multiplier": 0.8,
-            "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.6],
-            "ssm_in_multiplier": 0.7,
-            "ssm_out_multiplier": 0.3,
-        },
-    ),
-    "qwen3-next": (
-        "qwen3_next",
-        {
-            **DELTA_NETS,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-            "mlp_only_layers": [1],
         },
     ),
     "granite-shared-expert": (
@@ -335,6 +284,58 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("helium", {"attention_bias": True, "mlp_bias": True}),
     "arcee": ("arcee", {"attention_bias": True, "mlp_bias": True}),
     "apertus": ("apertus", {"attention_bias": True}),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {
+            **EXPERTS,
+            "layer_types": ["conv", "conv", "full_attention", "conv"],
+            "moe_intermediate_size": 24,
+            "num_dense_layers": 1,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+    "gemma4-experts": (
+        "gemma4_text",
+        {
+            **GEMMA4,
+            "num_kv_shared_layers": 2,
+            "tie_word_embeddings": False,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
+    "qwen3-next": (
+        "qwen3_next",
+        {
+            **DELTA_NETS,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "mlp_only_layers": [1],
+        },
+    ),
+    "falcon-h1": (
+        "falcon_h1",
+        {
+            "mamba_d_ssm": 24,
+            "mamba_n_heads": 6,
+            "mamba_d_head": 4,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 5,
+            "lm_head_multiplier": 0.5,
+            "embedding_multiplier": 3.0,
+            "mlp_multipliers": [1.5, 0.3],
+            "key_multiplier": 0.6,
+            "attention_in_multiplier": 1.2,
+            "attention_out_multiplier": 0.8,
+            "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.6],
+            "ssm_in_multiplier": 0.7,
+            "ssm_out_multiplier": 0.3,
+        },
+    ),
 }
 """Name to (model type, what differs from `SMALL`)."""
 NEWER = frozenset(kind for kind in FAMILIES if kind not in CONFIG_MAPPING)
@@ -343,6 +344,7 @@ NEWER |= (
     if hasattr(modeling_granitemoe, "GraniteMoeExperts")
     else frozenset({"granitemoe", "granitemoeshared"})
 )
+NEWER |= frozenset[str]() if hasattr(modeling_lfm2_moe, "Lfm2MoeTopKRouter") else frozenset({"lfm2_moe"})
 if "granitemoehybrid" not in NEWER and "linear_attention" not in (
     CONFIG_MAPPING["granitemoehybrid"]().layer_types or ()
 ):
@@ -359,6 +361,7 @@ HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers
 SHARING = [name for name in VARIANTS if name in ("gemma4-shared-keys", "gemma4-experts")]
 """Variants some of whose layers read another layer's keys."""
 ALIKE = frozenset({"ministral-sliding", "ministral3", "seed-oss", "ernie-4.5", "helium", "arcee", "apertus"})
+ALIKE |= {"gemma4-experts", "lfm2-moe", "qwen3-next"}
 """Variants that decode as others do, step by step: CI has time to compare their logits alone."""
 IN_BOTH = [(name, torch.float32) for name in VARIANTS if name not in ALIKE]
 IN_BOTH += [(name, torch.bfloat16) for name, _ in IN_BOTH[::4]]

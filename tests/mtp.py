@@ -17,6 +17,7 @@ from ssd_runtime.sequence.session import Session
 from tests.models import VARIANTS, tiny_model
 
 MTP_VARIANTS = [name for name in ("qwen3.5", "qwen3.5-moe", "qwen3-next") if name in VARIANTS]
+"""The third has the second's layer but for its name."""
 
 
 @torch.no_grad()

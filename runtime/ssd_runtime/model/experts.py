@@ -44,8 +44,10 @@ class Experts:
     ) -> None:
         """`block` has a module `experts`, the router of its `family` and the norms that this names `beside`.
 
-        All rows go to the expert `shared`, too. Raises UserError for experts of an unknown form.
+        All rows go to the expert `shared`, too. Raises UserError for a router or experts of an unknown form.
         """
+        if isinstance(getattr(block, str(family.router)), nn.Linear):
+            raise UserError("model: its router is a plain projection, as in older transformers; install a newer one")
         self._block, self._family, self._by_row, self._shared = block, family, by_row, shared
         self._norms = [Norm(block, name, family.norm_offset) for name in family.beside or ()]
         experts: Any = getattr(block, "experts", None)

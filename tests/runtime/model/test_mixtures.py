@@ -122,6 +122,7 @@ def test_a_bias_chooses_experts_and_does_not_weigh_them() -> None:
     [
         (lambda block: block.experts.register_parameter("bias", torch.nn.Parameter(torch.ones(6))), "not kept as"),
         (lambda block: block.experts.to("meta"), "cannot be offloaded"),
+        (lambda block: setattr(block, "gate", torch.nn.Linear(32, 6)), "its router is a plain projection"),
         (lambda block: block.experts.register_forward_hook(lambda *_: None), "mlp.experts has a hook"),
     ],
 )
