@@ -56,10 +56,7 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
     assert not list(room.glob(".bundle*"))
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "lookup", "fixed:rivers", "fixed:mix"],
-)
+@pytest.mark.parametrize("strategy", ["auto", "plain", "knn", "knapsack", "exit", "fixed:rivers", "fixed:mix"])
 def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str) -> None:
     (room / "five.jsonl").write_text("\n".join((room / "rivers.jsonl").read_text().splitlines()[:5]))
     options = ["--artifact", "bundle", "--prompts", "five.jsonl", "--max-new-tokens", "24", "--strategy", strategy]

@@ -51,7 +51,7 @@ def texts() -> list[str]:
     """Prompts of very different length, with and without worked examples."""
     found = ["Hi", "List three rivers in Europe.", "def fibonacci(n):"]
     domain, starter = load_domain("cnn"), starter_set("cnn")
-    return [*found, domain.render(starter.records[0], starter.shots)]
+    return [*found, domain.render(starter.records[0], starter.shots)[:2000]]
 
 
 @torch.inference_mode()

@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from ssd_profiles.prompts import read_prompts
 from tests.commands import COMPILE, command
 from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
-from tests.served import SERVE, environment, log_of, open_requests, post, server
+from tests.served import SERVE, environment, log_of, open_requests, post, send, server
 from tests.serving import TOOL_TEMPLATE
 
 
@@ -55,20 +56,35 @@ def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
 
 
 def test_options_reach_the_server(room: Path) -> None:
+    """And what it records is a file of prompts."""
     (room / "tools.jinja").write_text(TOOL_TEMPLATE)
     options = ["--chat-template", "tools.jinja", "--allow-origin", "https://a.example", "--kv-memory", "850K"]
-    with server(room, *options) as (_, address):
+    with server(room, *options, "--record", "recorded.jsonl", "--api-key", "secret") as (_, address):
+
+        def ask(path: str, **fields: Any) -> http.client.HTTPResponse:
+            body = json.dumps({"max_tokens": 2, **fields}).encode()
+            return send(address, path, body, Authorization="Bearer secret")
+
+        def chat(content: Any, **fields: Any) -> http.client.HTTPResponse:
+            return ask("/v1/chat/completions", messages=[{"role": "user", "content": content}], **fields)
+
+        assert post(address, max_tokens=2).status == 401
         tool = {"type": "function", "function": {"name": "loaves"}}
-        assert post(address, max_tokens=2, tools=[tool]).status == 200
+        assert chat([{"type": "text", "text": TEXTS[0]}], tools=[tool]).status == 200
+        assert ask("/v1/completions", prompt=[TEXTS[1], TEXTS[2]]).status == 200
+        assert chat("refused", temperature=9).status == 400
         connection = http.client.HTTPConnection(address, timeout=60)
-        connection.request("GET", "/v1/models", headers={"Origin": "https://a.example"})
+        headers = {"Origin": "https://a.example", "Authorization": "Bearer secret"}
+        connection.request("GET", "/v1/models", headers=headers)
         response = connection.getresponse()
         assert response.getheader("access-control-allow-origin") == "https://a.example"
         context = json.load(response)["data"][0]["max_model_len"]
         assert 256 <= context < 512
-        response = post(address, messages=[{"role": "user", "content": TEXTS[0] * 20}])
+        response = chat(TEXTS[0] * 20)
         assert response.status == 400
         assert f"at most {context - 1}" in json.load(response)["error"]["message"]
+    recorded = [prompt.messages for prompt in read_prompts(room / "recorded.jsonl")]
+    assert recorded == [(("user", text),) for text in TEXTS]
 
 
 def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
@@ -104,22 +120,6 @@ def test_requests_beyond_the_grace_are_told_so(room: Path) -> None:
         assert process.wait(30) == 0
         assert json.loads(text.split("data: ")[-2])["error"]["code"] == "shutting_down"
         assert text.endswith("data: [DONE]\n\n")
-
-
-def test_recorded_requests_are_a_prompt_file(room: Path) -> None:
-    with server(room, "--record", "recorded.jsonl", "--api-key", "secret") as (_, address):
-        assert post(address, max_tokens=2).status == 401
-        connection = http.client.HTTPConnection(address, timeout=60)
-        headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
-        for path, body in (
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": TEXTS[0]}]}]}),
-            ("/v1/completions", {"prompt": [TEXTS[1], TEXTS[2]]}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "refused"}], "temperature": 9}),
-        ):
-            connection.request("POST", path, json.dumps({**body, "max_tokens": 2}), headers)
-            connection.getresponse().read()
-    recorded = [prompt.messages for prompt in read_prompts(room / "recorded.jsonl")]
-    assert recorded == [(("user", text),) for text in TEXTS]
 
 
 def compiled(folder: Path, *domains: str) -> None:

@@ -19,7 +19,7 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams
 from ssd_runtime.devices.transfer import take_rows, to_device
 from ssd_runtime.drafting.on_device import STEPS_PER_READ
-from ssd_runtime.engine.loop import decode, generate, generating
+from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
@@ -42,9 +42,10 @@ from tests.card import Counts, stand_in
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
+from tests.together import add, finish
 
 IDS = [7, 7, 9]
-LIMITS = Limits(24)
+LIMITS = Limits(16)
 SETTINGS = {
     "plain": [],
     "lookup": [],
@@ -181,16 +182,9 @@ def test_sequences_of_a_shared_step_are_read_together(name: str) -> None:
     cpu, decoder, _ = planted()
     prompts = [IDS, [1, 2, 3, 4], [5] * 9]
     scheduler = Scheduler(decoder, 3, 1 << 20)
-    jobs = []
-    for ids in prompts:
-        session = scheduler.session()
-        work = generating(session, ids, planner_of(name, decoder), LIMITS)
-        jobs.append(scheduler.add(session, work, ids))
+    jobs = [add(scheduler, ids, LIMITS, planner_of(name, decoder)) for ids in prompts]
     with stand_in().counting() as counts:
-        steps = 0
-        while not all(job.done for job in jobs):
-            scheduler.step()
-            steps += 1
+        steps = finish(scheduler)
     for ids, job in zip(prompts, jobs, strict=True):
         assert job.ended().token_ids == generate(Session(cpu), ids, PlainPlanner(), LIMITS).token_ids
     assert counts.total("upload") == 0

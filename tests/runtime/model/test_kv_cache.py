@@ -71,7 +71,7 @@ class Copy:
                 assert torch.equal(got, expected[None, None, :, None].expand(1, 2, -1, 4)), (layer, begin)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(1, 24)), max_size=60),
     st.booleans(),
