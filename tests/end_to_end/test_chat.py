@@ -19,7 +19,7 @@ import pytest
 
 from ssd_profiles.prompts import read_prompts
 from tests.clocks import ANY_MACHINE
-from tests.commands import COMPILE, RUN, Done, command
+from tests.commands import RUN, Done, command
 from tests.compiled import seeded
 from tests.folders import TEXTS, save_tiny_model
 
@@ -207,8 +207,7 @@ def test_the_closing_line_sums_a_file(room: Path) -> None:
         assert f"{total['tokens_per_second']:.1f} tokens/s" in line
 
 
-def test_recorded_prompts_make_a_domain(room: Path) -> None:
-    """The loop: what was asked is recorded, and a compile learns from it."""
+def test_what_was_asked_is_recorded_without_what_the_pattern_matches(room: Path) -> None:
     words = TEXTS[0].split()
     lines = [json.dumps({"turns": [" ".join(words[i % 5 : 6 + i]), f"Call 030 123{i}"]}) for i in range(14)]
     (room / "asked.jsonl").write_text("\n".join(lines))
@@ -221,10 +220,3 @@ def test_recorded_prompts_make_a_domain(room: Path) -> None:
     # The random ids of lines may have any digits.
     records = [json.loads(line) for line in (room / "mine.jsonl").read_text().splitlines()]
     assert "123" not in json.dumps([record["messages"] for record in records])
-    options = ["--model", "model", "--domain-file", "mine=mine.jsonl", "--evaluations", "8", "--device", "cpu"]
-    compiled = command(room, COMPILE, *options, "--out", "bundle")
-    assert compiled.returncode == 0, compiled.stderr
-    mine = ["--artifact", "bundle", "--strategy", "fixed:mine", "The river", "--max-new-tokens", "8"]
-    answered = command(room, RUN, *mine)
-    assert answered.returncode == 0, answered.stderr
-    assert answered.stdout

@@ -24,7 +24,7 @@ from tests.ports import unused_port
 from tests.served import defects, log_of, memory, metric, open_requests, send, server
 
 ROUNDS = 3
-ROUND = {"whole": 36, "wrong": 8, "leaving": 20}
+ROUND = {"whole": 24, "wrong": 6, "leaving": 14}
 """Requests of a round, by what becomes of them."""
 AT_ONCE = 24
 MEMORY = 768 << 20

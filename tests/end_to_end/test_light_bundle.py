@@ -131,13 +131,6 @@ def test_without_copies_a_bundle_is_what_it_was(room: Path) -> None:
     assert "light" not in json.loads(table.to_json())
 
 
-def test_one_precision_is_searched_alone(room: Path) -> None:
-    out, _ = compiled(room, "4")
-    [config] = Bundle.load(out).domains.values()
-    precisions = {bits for entry in config.frontier for bits in entry.sub_layer_plan(LAYERS).light}
-    assert 4 in precisions
-
-
 def test_a_user_without_copies_decodes_with_it_all_the_same(mixed: tuple[Path, str]) -> None:
     engine = Engine.open(mixed[0], draft_bits="none")
     prompts = ["The river rose"]
