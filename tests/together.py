@@ -56,8 +56,9 @@ def assert_as_alone(decoder: Decoder, params: SamplingParams, ids: list[int], li
     """A first difference is no more than what this model's rows differ by anyway, when they are run at once."""
     alone = generate(Session(decoder, params), ids, PLAIN, limits).token_ids
     assert len(got) == len(alone)
-    difference = compare(Session(decoder, params), ids, alone, got, rounding(decoder))
-    assert difference.kind is not Kind.ERROR, difference
+    if got != alone:  # to measure the rounding takes as long as to decode
+        difference = compare(Session(decoder, params), ids, alone, got, rounding(decoder))
+        assert difference.kind is not Kind.ERROR, difference
 
 
 @torch.inference_mode()

@@ -153,15 +153,13 @@ def test_a_bundle_travels(room: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "carried").rglob("*")) == before
 
 
-@pytest.mark.parametrize("strategy", ["auto", "knn"])
-def test_a_bundle_compiled_in_fp32_serves_the_same_files_in_bf16(room: Path, strategy: str) -> None:
+def test_a_bundle_compiled_in_fp32_serves_the_same_files_in_bf16(room: Path) -> None:
     """A near tie is possible: on random weights in bf16, plain decoding itself depends on the number of rows."""
-    options = ["--artifact", "bundle", "--dtype", "bf16", "The river", "--max-new-tokens", "40", "--strategy", strategy]
+    options = ["--artifact", "bundle", "--dtype", "bf16", "The river", "--max-new-tokens", "40", "--strategy", "knn"]
     done = command(room, RUN, *options, "--compare", "--json")
     record, _ = records(done)
     assert record["divergence"] in ("none", "near_tie")
-    # `auto` may decode plainly, by what this machine takes for bf16 steps.
-    assert record["num_drafts"] or strategy == "auto"
+    assert record["num_drafts"]
 
 
 def test_a_domain_joins_a_bundle(room: Path) -> None:

@@ -10,7 +10,6 @@ from torch import nn
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.drafting.chain import Branching
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
@@ -81,8 +80,9 @@ def test_a_mask_runs_on_what_copies_there_are() -> None:
         assert got.token_ids == generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
 
 
-@pytest.mark.parametrize("bits", ["8", "4"])
-@pytest.mark.parametrize("variant", ["llama-biases", "qwen3-sliding", "phi3-longrope", "gemma3"])
+@pytest.mark.parametrize(
+    ("variant", "bits"), [("llama-biases", "8"), ("qwen3-sliding", "4"), ("phi3-longrope", "4"), ("gemma3", "8")]
+)
 def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str, bits: DraftBits, own: bool) -> None:
     """Sizes for which attention and MLP blocks run in one call each."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 96}
@@ -98,16 +98,14 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
-@pytest.mark.parametrize("branching", [(), ((0.6, 3),)])
-@pytest.mark.parametrize("mask", [None, SubLayerPlan.of(LAYERS, {2, 5}).lightened(4), MIXED])
-def test_light_drafts_with_masks_trees_and_sampling(
-    mask: SubLayerPlan | None, branching: Branching, sampling: SamplingParams
-) -> None:
+def test_light_drafts_with_masks_trees_and_sampling(sampling: SamplingParams) -> None:
     decoder = lightened(bits="4")
-    got = drafted(decoder, Masked(decoder.light.mask if mask is None else mask, 0.05, branching), sampling)
     plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
-    assert got.token_ids == plain.token_ids
-    assert got.num_accepted_tokens > 0
+    for mask in (decoder.light.mask, SubLayerPlan.of(LAYERS, {2, 5}).lightened(4), MIXED):
+        for branching in ((), ((0.6, 3),)):
+            got = drafted(decoder, Masked(mask, 0.05, branching), sampling)
+            assert got.token_ids == plain.token_ids
+            assert got.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])

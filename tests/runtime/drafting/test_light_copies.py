@@ -111,6 +111,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
+@pytest.mark.usefixtures("made_up_latencies")
 def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
     told = list[tuple[str, str]]()
     engine = Engine(
@@ -129,6 +130,7 @@ def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
         Engine(loaded, draft_bits="none").runner(RunSettings("light"))
 
 
+@pytest.mark.usefixtures("made_up_latencies")
 def test_auto_copies_no_weights_that_fit_the_processors_cache(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

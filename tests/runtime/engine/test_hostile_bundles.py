@@ -145,7 +145,7 @@ def test_a_name_that_no_model_has_is_refused(saved: Path, name: str) -> None:
 
 
 PAST_INTEGRITY = ("refused by content", "refused by model", "decoded")
-COUNT = int(os.environ.get("SSD_MUTATIONS", "150"))
+COUNT = int(os.environ.get("SSD_MUTATIONS", "100"))
 PARTS = 5
 MOST_SECONDS = 20.0
 """Processor time that any one bundle may take: to be read, to plan with and to decode by five strategies."""

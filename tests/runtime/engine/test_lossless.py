@@ -257,18 +257,17 @@ def test_stop_conditions_cut_at_the_same_token() -> None:
 
 
 def test_plain_and_speculative_decoding_finish_for_the_same_reason() -> None:
-    ids = [11, 12]
+    ids = list(range(1, 92))
     plain = plainly(DECODER, ids, Limits(30))
     last = next(i for i in range(9, 30) if plain[i] not in plain[:i])
     eos = frozenset({plain[last]})
     cases = [
-        (Limits(30), "length"),
-        (Limits(126), "length"),
-        (Limits(127), "context"),
+        (Limits(37), "length"),
+        (Limits(38), "context"),
         (Limits(30, eos), "stop"),
         (Limits(last + 1, eos), "stop"),
         (Limits(last, eos), "length"),
-        (Limits(126, stop=lambda tokens: len(tokens) == 126), "stop"),
+        (Limits(37, stop=lambda tokens: len(tokens) == 37), "stop"),
     ]
     draft = Plan.masked("test", SubLayerPlan.of(LAYERS, {3}), 9)
     for limits, reason in cases:

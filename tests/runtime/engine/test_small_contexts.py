@@ -25,7 +25,7 @@ from tests.folders import save_tiny_model
 from tests.serving import send, serving
 from tests.tables import latency_table
 
-CONTEXTS = (16, 64, 128)
+CONTEXTS = (16, 64)
 PROMPT = [5, 6, 7, 8, 9, 5, 6, 7]
 EAGER = {
     "swift": ["window=4", "confidence=0", "max_draft=20"],
@@ -63,7 +63,7 @@ def filled(engine: Engine, strategy: str, stream: str) -> Generation:
 
 
 @pytest.mark.parametrize("strategy", [*(name for name in NAMES if name not in ("fixed:NAME", "mtp")), "fixed:one"])
-@pytest.mark.parametrize("context", CONTEXTS[::2])
+@pytest.mark.parametrize("context", CONTEXTS)
 def test_every_strategy_fills_the_context_as_plain_decoding_does(
     folders: dict[int, Path], context: int, strategy: str
 ) -> None:
@@ -74,7 +74,7 @@ def test_every_strategy_fills_the_context_as_plain_decoding_does(
     assert (got.finish_reason, len(got.token_ids)) == ("context", context - len(PROMPT))
 
 
-@pytest.mark.parametrize(("context", "concurrency"), [(64, 8), (128, 1)])
+@pytest.mark.parametrize(("context", "concurrency"), [(16, 1), (64, 8)])
 def test_a_server_starts_and_answers_to_the_contexts_end(
     folders: dict[int, Path], context: int, concurrency: int
 ) -> None:
@@ -149,6 +149,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
+@pytest.mark.usefixtures("made_up_latencies")
 @pytest.mark.parametrize(
     ("strategy", "compare"), [("plain", False), ("auto", True), ("swift", False), ("lookup", True)]
 )

@@ -56,7 +56,7 @@ def test_every_family_is_the_same_among_any_number_of_rows(variant: str) -> None
         require_bitwise(decoder)
     ids = tokens(20)
     plain = rows_at_a_time(decoder, ids, 4, 1)
-    for rows in (2, 3, 5, 8, 16):
+    for rows in (2, 5, 16):
         assert torch.equal(rows_at_a_time(decoder, ids, 4, rows), plain), rows
 
 
@@ -67,7 +67,7 @@ def test_wide_models_are_too_across_blocks_of_keys(variant: str, before: int) ->
     ids = tokens(before + 16)
     decoder = Decoder(model, bitwise=True)
     plain = rows_at_a_time(decoder, ids, before, 1)
-    for rows in (2, 3, 5, 8, 16):
+    for rows in (2, 5, 16):
         assert torch.equal(rows_at_a_time(decoder, ids, before, rows), plain), rows
     without = Decoder(model)
     near = rows_at_a_time(without, ids, before, 1)
@@ -110,7 +110,7 @@ def test_packed_weights_are_too(kind: Type, tmp_path: Path) -> None:
     decoder = Decoder(model, bitwise=True)
     require_bitwise(decoder)
     plain = probe(decoder, 1)
-    for rows in (2, 3, 5, 8, 16):
+    for rows in (2, 5, 16):
         assert torch.equal(probe(decoder, rows), plain), rows
 
 

@@ -172,7 +172,7 @@ class Anything(BasePlanner):
 @pytest.mark.parametrize("variant", [*HYBRIDS, *SHARING])
 def test_any_plans_give_plain_decoding(variant: str, packed: bool, tmp_path: Path) -> None:
     model = quantised_pair(tmp_path, variant, Type.Q8_0)[0] if packed else tiny_model(variant, seed=2)
-    decoder, limits = Decoder(model), Limits(80)
+    decoder, limits = Decoder(model), Limits(50)
     decoder.lighten("4" if packed else "none")
     assert decoder.light.are_nested == packed
     plain = generate(Session(decoder), [3, 1, 4], PlainPlanner(), limits).token_ids
@@ -184,10 +184,10 @@ def test_any_plans_give_plain_decoding(variant: str, packed: bool, tmp_path: Pat
 def test_a_card_decodes_what_the_processor_does() -> None:
     """No state, input or index is left on the host."""
     model = tiny_model("qwen3.5", seed=2)
-    plain = generate(Session(Decoder(model)), [3, 1, 4], PlainPlanner(), Limits(24)).token_ids
+    plain = generate(Session(Decoder(model)), [3, 1, 4], PlainPlanner(), Limits(12)).token_ids
     decoder = Decoder(model.to(stand_in().device))
     for planner in (Anything(decoder, 0), make_strategy("clasp", read_settings("clasp", []), decoder, None, None)()):
-        assert generate(Session(decoder), [3, 1, 4], planner, Limits(24)).token_ids == plain
+        assert generate(Session(decoder), [3, 1, 4], planner, Limits(12)).token_ids == plain
 
 
 def test_a_pool_admits_as_many_sequences_as_it_has_room_for_states() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from transformers import (
     AutoModelForCausalLM,
     GenerationConfig,
@@ -146,6 +147,19 @@ def test_a_seed_decides_what_is_sampled_whatever_is_drafted(
     assert sampled(1, CustomGenerate(strategy="plain")) == first
     assert sampled(2, fast) != first
     assert model.generate(**inputs, **options, custom_generate=fast).tolist() != first
+
+
+def test_samples_have_stock_decodings_distribution(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    """The scores of `generate` tell it; here they are those of three tokens."""
+    inputs, draws = {"input_ids": prompts(tokenizer, 1)["input_ids"][:, :12]}, 400
+    options = {"do_sample": True, "top_k": 3, "temperature": 1.7, "repetition_penalty": 1.5, "max_new_tokens": 1}
+    stock = model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
+    probs = stock.scores[0][0].double().softmax(-1)
+    set_seed(0)
+    drawn = model.generate(**inputs, **options, num_return_sequences=draws, custom_generate=fast)[:, 12]
+    counts = torch.bincount(drawn, minlength=len(probs))
+    assert int(counts[probs > 0].sum()) == draws
+    assert chisquare(counts[probs > 0], draws * probs[probs > 0]).pvalue > 1e-3
 
 
 def test_an_answer_ends_where_the_context_is_full(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
