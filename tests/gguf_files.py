@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,17 @@ from transformers import PreTrainedModel
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.gguf_layouts import ARCHITECTURES, PREDICTING, gemma4, mixers, ordered, shaped, ungrouped
+from tests.gguf_layouts import (
+    ARCHITECTURES,
+    PREDICTING,
+    gemma4,
+    mixers,
+    ordered,
+    rope,
+    rope_factors,
+    shaped,
+    ungrouped,
+)
 from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -155,7 +164,7 @@ def save_gguf(
     }
     for name, (blocks, of) in tensors.items():
         writer.add_tensor(name, blocks, raw_dtype=of)
-    for name, numbers in {**_rope_factors(model), **(extra or {})}.items():
+    for name, numbers in {**rope_factors(model), **(extra or {})}.items():
         if name not in omit:
             writer.add_tensor(name, np.asarray(numbers, np.float32))
     writer.write_header_to_file()
@@ -279,7 +288,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "expert_shared_feed_forward_length": getattr(
             config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", None)
         ),
-        **_rope(config, width),
+        **rope(config, width),
         **mixers(config, architecture),
     }
     if architecture == "gemma2":  # 0 says that there is no cap; without the keys there are Gemma-2's own
@@ -299,45 +308,3 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "tokenizer.ggml.merges": None,
         "tokenizer.ggml.eos_token_id": 2,
     }
-
-
-def _rope(config: Any, width: int) -> dict[str, Any]:
-    parameters = config.rope_parameters
-    whole = parameters.get("full_attention", parameters)
-    kind = whole["rope_type"]
-    partial = whole.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
-    keys = {
-        "rope.dimension_count": int(width * partial),
-        "rope.freq_base": whole["rope_theta"],
-        "rope.freq_base_swa": parameters["sliding_attention"]["rope_theta"] if whole is not parameters else None,
-    }
-    if kind in ("linear", "yarn"):
-        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": whole["factor"]}
-    if kind in ("yarn", "longrope"):
-        keys["rope.scaling.original_context_length"] = whole["original_max_position_embeddings"]
-    if kind == "yarn":
-        names = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
-        keys |= {f"rope.scaling.yarn_{key}": whole.get(name) for name, key in names.items()}
-    if whole.get("llama_4_scaling_beta"):  # files of models without it lack the key
-        keys |= {"attention.temperature_scale": whole["llama_4_scaling_beta"], "rope.scaling.yarn_log_multiplier": 1.0}
-    if kind == "longrope":
-        original = whole["original_max_position_embeddings"]
-        factor = whole.get("factor") or config.max_position_embeddings / original
-        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
-    return keys
-
-
-def _rope_factors(model: PreTrainedModel) -> dict[str, NDArray[Any]]:
-    """The factors of Llama 3's scaling and of longrope, which files hold as tensors."""
-    parameters = model.config.rope_parameters
-    kind = parameters.get("rope_type")
-    if "full_attention" in parameters and parameters["full_attention"]["rope_type"] == "proportional":
-        frequencies = model.model.rotary_emb.full_attention_inv_freq
-        return {"rope_freqs.weight": np.where(frequencies.numpy() == 0, 1e30, 1.0)}
-    if kind == "longrope":
-        return {f"rope_factors_{length}.weight": parameters[f"{length}_factor"] for length in ("short", "long")}
-    if kind != "llama3":
-        return {}
-    scaled = model.model.rotary_emb.inv_freq.double().numpy()
-    plain = parameters["rope_theta"] ** (-np.arange(0, 1, 1 / len(scaled)))
-    return {"rope_freqs.weight": plain / scaled}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 ARCHITECTURES = {
@@ -137,3 +140,46 @@ def mixers(config: Any, architecture: str) -> dict[str, Any]:
         "full_attention_interval": 4,
         "rope.dimension_sections": [11, 11, 10, 0],
     }
+
+
+def rope(config: Any, width: int) -> dict[str, Any]:
+    """Metadata of the angles."""
+    parameters = config.rope_parameters
+    whole = parameters.get("full_attention", parameters)
+    kind = whole["rope_type"]
+    partial = whole.get("partial_rotary_factor") or getattr(config, "partial_rotary_factor", None) or 1.0
+    keys = {
+        "rope.dimension_count": int(width * partial),
+        "rope.freq_base": whole["rope_theta"],
+        "rope.freq_base_swa": parameters["sliding_attention"]["rope_theta"] if whole is not parameters else None,
+    }
+    if kind in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": kind, "rope.scaling.factor": whole["factor"]}
+    if kind in ("yarn", "longrope"):
+        keys["rope.scaling.original_context_length"] = whole["original_max_position_embeddings"]
+    if kind == "yarn":
+        names = {"attention_factor": "attn_factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow"}
+        keys |= {f"rope.scaling.yarn_{key}": whole.get(name) for name, key in names.items()}
+    if whole.get("llama_4_scaling_beta"):  # files of models without it lack the key
+        keys |= {"attention.temperature_scale": whole["llama_4_scaling_beta"], "rope.scaling.yarn_log_multiplier": 1.0}
+    if kind == "longrope":
+        original = whole["original_max_position_embeddings"]
+        factor = whole.get("factor") or config.max_position_embeddings / original
+        keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(factor) / math.log(original))
+    return keys
+
+
+def rope_factors(model: PreTrainedModel) -> dict[str, NDArray[Any]]:
+    """The factors of Llama 3's scaling and of longrope, which files hold as tensors."""
+    parameters = model.config.rope_parameters
+    kind = parameters.get("rope_type")
+    if "full_attention" in parameters and parameters["full_attention"]["rope_type"] == "proportional":
+        frequencies = model.model.rotary_emb.full_attention_inv_freq
+        return {"rope_freqs.weight": np.where(frequencies.numpy() == 0, 1e30, 1.0)}
+    if kind == "longrope":
+        return {f"rope_factors_{length}.weight": parameters[f"{length}_factor"] for length in ("short", "long")}
+    if kind != "llama3":
+        return {}
+    scaled = model.model.rotary_emb.inv_freq.double().numpy()
+    plain = parameters["rope_theta"] ** (-np.arange(0, 1, 1 / len(scaled)))
+    return {"rope_freqs.weight": plain / scaled}

@@ -8,7 +8,6 @@ from itertools import islice
 from random import Random
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-USER = {"role": "user", "content": "x"}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
 SPARE = 512

@@ -30,6 +30,8 @@ SMALL: dict[str, Any] = {
     "pad_token_id": 0,
 }
 DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0}
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3}
 DELTA_NETS: dict[str, Any] = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
@@ -47,10 +49,7 @@ GRANITE_HYBRID: dict[str, Any] = {
     "mamba_d_state": 6,
     "mamba_expand": 1,
     "mamba_d_head": 8,
-    "embedding_multiplier": 3.0,
-    "attention_multiplier": 0.2,
-    "residual_multiplier": 0.4,
-    "logits_scaling": 2.0,
+    **GRANITE,
 }
 GEMMA4: dict[str, Any] = {
     "sliding_window": WINDOW,
@@ -67,10 +66,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
     "llama-wide-heads": ("llama", {"head_dim": 16}),
     "llama-gelu": ("llama", {"hidden_act": "gelu"}),
-    "llama-linear-rope": (
-        "llama",
-        {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
-    ),
+    "llama-linear-rope": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
     "llama-llama3-rope": (
         "llama",
         {
@@ -84,29 +80,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
-    "llama-yarn-rope": (
-        "llama",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
-    ),
+    "llama-yarn-rope": ("llama", {"rope_parameters": YARN}),
     "qwen2": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen2-yarn-rope": (
-        "qwen2",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 128,
-            }
-        },
-    ),
+    "qwen2-yarn-rope": ("qwen2", {"rope_parameters": {**YARN, "original_max_position_embeddings": 128}}),
     "qwen2-untied": ("qwen2", {}),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 16}),
@@ -167,15 +143,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "olmo2": ("olmo2", {}),
     "olmo2-no-groups": ("olmo2", {"num_key_value_heads": 4}),
-    "granite": (
-        "granite",
-        {
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 2.0,
-        },
-    ),
+    "granite": ("granite", GRANITE),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}),
     "smollm3-sliding": (
         "smollm3",
@@ -223,17 +191,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmoe": ("olmoe", EXPERTS),
-    "granitemoe": (
-        "granitemoe",
-        {
-            "num_local_experts": 6,
-            "num_experts_per_tok": 3,
-            "embedding_multiplier": 3.0,
-            "attention_multiplier": 0.2,
-            "residual_multiplier": 0.4,
-            "logits_scaling": 2.0,
-        },
-    ),
+    "granitemoe": ("granitemoe", {"num_local_experts": 6, "num_experts_per_tok": 3, **GRANITE}),
     "gpt-oss-sliding": (
         "gpt_oss",
         {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW, "rope_parameters": DEFAULT_ROPE},
@@ -267,17 +225,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "ministral3": (
         "ministral3",
-        {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-                "llama_4_scaling_beta": 0.15,
-            }
-        },
+        {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.15}},
     ),
     "seed-oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "ernie-4.5": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
@@ -363,9 +311,16 @@ SHARING = [name for name in VARIANTS if name in ("gemma4-shared-keys", "gemma4-e
 ALIKE = frozenset({"ministral-sliding", "ministral3", "seed-oss", "ernie-4.5", "helium", "arcee", "apertus"})
 ALIKE |= {"gemma4-experts", "lfm2-moe", "qwen3-next"}
 """Variants that decode as others do, step by step: CI has time to compare their logits alone."""
-IN_BOTH = [(name, torch.float32) for name in VARIANTS if name not in ALIKE]
-IN_BOTH += [(name, torch.bfloat16) for name, _ in IN_BOTH[::4]]
-"""Variants in fp32, and every fourth in bf16."""
+FIRST = {kind: name for name, (kind, _) in reversed(VARIANTS.items())}
+"""Model type to the first of its variants."""
+IN_BOTH = [
+    (name, torch.float32)
+    for name, (kind, _) in VARIANTS.items()
+    if name not in ALIKE and (FIRST[kind] == name or any(word in name for word in ("sliding", "longrope", "keys")))
+]
+IN_BOTH += [(name, torch.bfloat16) for name, _ in IN_BOTH[::6]]
+"""A variant of each type in fp32, those with windows, two kinds of angles or keys of two uses besides, every sixth in
+bf16."""
 
 
 def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel:

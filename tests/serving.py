@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Queue
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -154,3 +157,14 @@ def serving(service: Service) -> Iterator[str]:
         service.thread.close(0.0)
         server.should_exit = True
         thread.join()
+
+
+def send(address: str, path: str, body: Any, method: str = "POST", **headers: str) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and content of a response; JSON is parsed."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data, {"Content-Type": "application/json", **headers})
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, dict(response.getheaders()), json.loads(content) if content[:1] in b"{[" else content

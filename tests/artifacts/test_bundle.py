@@ -147,7 +147,7 @@ def test_damage_is_refused_in_one_line(saved: Path, damage: str) -> None:
     assert str(saved) in str(error.value)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_damage_ends_in_a_traceback(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes changed, cut or put in anywhere, with the manifest made to agree."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,6 @@ def many_domains(data: dict[str, Any]) -> None:
     data["domains"] = [f"d{number}" for number in range(3000)]
 
 
-DEVICE_FIELDS = asdict(DEVICE)
 SQUARE = np.zeros((2, WIDTH, WIDTH))
 CASES: dict[str, tuple[Change, str]] = {
     # Tensors without dimensions, of other dtypes, shapes or values.

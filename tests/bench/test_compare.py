@@ -71,6 +71,7 @@ def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path, monkeypatch
         Ledger(path, {"contenders": ["plain"]})
 
 
+@pytest.mark.usefixtures("made_up_latencies")
 def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a peer that drops tokens and one that is not installed."""
     folder = save_tiny_model(tmp_path / "model")
@@ -131,6 +132,7 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.usefixtures("made_up_latencies")
 def test_requests_at_once(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Continuous batching takes longer to start than all the rest.
     monkeypatch.setattr(at_once, "continuous", lambda _: 1 / 0)

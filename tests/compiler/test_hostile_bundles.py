@@ -18,7 +18,7 @@ from ssd_profiles.errors import UserError
 from tests.bundles import bundle, exits
 from tests.mutations import mutate
 
-COUNT = int(os.environ.get("SSD_MUTATIONS", "300")) // 2
+COUNT = int(os.environ.get("SSD_MUTATIONS", "100")) // 2
 
 
 def test_a_mutated_bundle_that_loads_can_be_shown(tmp_path: Path) -> None:

@@ -33,17 +33,22 @@ def reference() -> ReferenceStates:
     )
 
 
-def run(reference: ReferenceStates, evaluations: int = 40, seed: int = 0) -> tuple[SearchResult, list[bool]]:
+def run(reference: ReferenceStates) -> tuple[SearchResult, list[bool]]:
     said: list[bool] = []
-    bounds = SearchBounds(evaluations, float("inf"), seed, 8)
+    bounds = SearchBounds(40, float("inf"), 0, 8)
     result = search(
         DECODER, reference, TABLE, 60, bounds, lambda: None, lambda _p, _s, worthwhile: said.append(worthwhile)
     )
     return result, said
 
 
-def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
-    result, said = run(reference)
+@pytest.fixture(scope="module")
+def found(reference: ReferenceStates) -> tuple[SearchResult, list[bool]]:
+    return run(reference)
+
+
+def test_the_planted_layers_are_found(found: tuple[SearchResult, list[bool]]) -> None:
+    result, said = found
     best = result.frontier[result.finalists[0]].sub_layer_plan(8)
     assert best.jaccard(WEAK) >= 0.75
     assert said == [True]
@@ -52,12 +57,12 @@ def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
     assert 0 < result.cost.target_forwards < 40
 
 
-def test_equal_seeds_give_equal_frontiers(reference: ReferenceStates) -> None:
-    assert run(reference, seed=3)[0].frontier == run(reference, seed=3)[0].frontier
+def test_equal_seeds_give_equal_frontiers(reference: ReferenceStates, found: tuple[SearchResult, list[bool]]) -> None:
+    assert run(reference)[0].frontier == found[0].frontier
 
 
-def test_no_entry_of_a_frontier_beats_another_in_everything(reference: ReferenceStates) -> None:
-    entries = run(reference)[0].frontier
+def test_no_entry_of_a_frontier_beats_another_in_everything(found: tuple[SearchResult, list[bool]]) -> None:
+    entries = found[0].frontier
     points = [
         (e.sub_layer_plan(8).attention_skipped, e.sub_layer_plan(8).mlp_skipped, e.token_agreement) for e in entries
     ]

@@ -19,7 +19,7 @@ import pytest
 
 from ssd_profiles.prompts import read_prompts
 from tests.clocks import ANY_MACHINE
-from tests.commands import COMPILE, RUN, Done, command
+from tests.commands import RUN, Done, command
 from tests.compiled import seeded
 from tests.folders import TEXTS, save_tiny_model
 
@@ -135,22 +135,30 @@ def visible(text: str) -> str:
     return "".join(c for c in text if c.isascii() and c.isalnum())
 
 
-@pytest.mark.parametrize("terminal", [("--max-new-tokens", "12")], indirect=True)
-def test_a_chat_remembers_what_was_said_until_it_is_reset(room: Path, terminal: Terminal) -> None:
+@pytest.mark.parametrize("terminal", [("--max-new-tokens", "12", "--record", "talk.jsonl")], indirect=True)
+def test_a_chat_remembers_and_records_what_was_said_until_it_is_reset(room: Path, terminal: Terminal) -> None:
+    """A turn that fails leaves the conversation as it was."""
     first, second = turns(room, "The river", "And then?")
     terminal.wait_for(">>> ")
     shown = []
-    for line in ("The river", "And then?", "/help", "/reset", "The river", "/zap"):
+    for line in ("The river", "many words " * 80, "And then?", "/help", "/reset", "The river", "/zap"):
         terminal.type(line + "\n")
-        terminal.wait_for(line)
+        if not line.startswith("many"):
+            terminal.wait_for(line)
         shown.append(visible(terminal.wait_for(">>> ")))
+    del shown[1]  # the long line, as the terminal wraps it
     assert shown == [visible(first), visible(second), "", "", visible(first), ""]
     said = terminal.errors()
     assert "Ctrl-C ends an answer" in said
     assert "error: /zap: no such command" in said
+    assert "/reset begins a new conversation" in said
+    assert "note: recording every prompt" in said
     assert len(CLOSING.findall(said)) == 3
     terminal.type("\x04")
     assert terminal.ended() == 0
+    recorded = [prompt.messages for prompt in read_prompts(room / "talk.jsonl")]
+    assert recorded[0] == (("user", "The river"),)
+    assert [each[-1] for each in recorded if len(each) == 3] == [("user", "And then?")]
 
 
 @pytest.mark.parametrize("terminal", [("--max-new-tokens", str(LONG), "--quiet")], indirect=True)
@@ -176,23 +184,6 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(terminal: Terminal) -> None:
     assert not CLOSING.search(terminal.errors())
 
 
-@pytest.mark.parametrize("terminal", [("--max-new-tokens", "8")], indirect=True)
-def test_a_turn_that_fails_leaves_the_conversation_as_it_was(room: Path, terminal: Terminal) -> None:
-    terminal.wait_for(">>> ")
-    terminal.type("The river\n")
-    terminal.wait_for("The river")
-    first = visible(terminal.wait_for(">>> "))
-    for _ in range(3):
-        terminal.type("many words " * 80 + "\n")
-        terminal.wait_for(">>> ")
-    terminal.type("/reset\n")
-    terminal.wait_for(">>> ")
-    terminal.type("The river\n")
-    terminal.wait_for("The river")
-    assert visible(terminal.wait_for(">>> ")) == first
-    assert "/reset begins a new conversation" in terminal.errors()
-
-
 def test_standard_input_is_a_prompt(room: Path) -> None:
     options = ["--max-new-tokens", "12"]
     given = run(room, *options, "The river\nrose")
@@ -216,24 +207,7 @@ def test_the_closing_line_sums_a_file(room: Path) -> None:
         assert f"{total['tokens_per_second']:.1f} tokens/s" in line
 
 
-@pytest.mark.parametrize("terminal", [("--max-new-tokens", "6", "--record", "talk.jsonl")], indirect=True)
-def test_a_chats_turns_are_recorded_with_what_came_before(room: Path, terminal: Terminal) -> None:
-    terminal.wait_for(">>> ")
-    for line in ("The river", "And then?"):
-        terminal.type(line + "\n")
-        terminal.wait_for(line)
-        terminal.wait_for(">>> ")
-    terminal.type("\x04")
-    assert terminal.ended() == 0
-    recorded = [prompt.messages for prompt in read_prompts(room / "talk.jsonl")]
-    assert recorded[0] == (("user", "The river"),)
-    assert [role for role, _ in recorded[1]] == ["user", "assistant", "user"]
-    assert recorded[1][2] == ("user", "And then?")
-    assert "note: recording every prompt" in terminal.errors()
-
-
-def test_recorded_prompts_make_a_domain(room: Path) -> None:
-    """The loop: what was asked is recorded, and a compile learns from it."""
+def test_what_was_asked_is_recorded_without_what_the_pattern_matches(room: Path) -> None:
     words = TEXTS[0].split()
     lines = [json.dumps({"turns": [" ".join(words[i % 5 : 6 + i]), f"Call 030 123{i}"]}) for i in range(14)]
     (room / "asked.jsonl").write_text("\n".join(lines))
@@ -246,10 +220,3 @@ def test_recorded_prompts_make_a_domain(room: Path) -> None:
     # The random ids of lines may have any digits.
     records = [json.loads(line) for line in (room / "mine.jsonl").read_text().splitlines()]
     assert "123" not in json.dumps([record["messages"] for record in records])
-    options = ["--model", "model", "--domain-file", "mine=mine.jsonl", "--evaluations", "8", "--device", "cpu"]
-    compiled = command(room, COMPILE, *options, "--out", "bundle")
-    assert compiled.returncode == 0, compiled.stderr
-    mine = ["--artifact", "bundle", "--strategy", "fixed:mine", "The river", "--max-new-tokens", "8"]
-    answered = command(room, RUN, *mine)
-    assert answered.returncode == 0, answered.stderr
-    assert answered.stdout

@@ -56,10 +56,7 @@ def test_a_compile_writes_a_complete_bundle(room: Path) -> None:
     assert not list(room.glob(".bundle*"))
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["auto", "plain", "knn", "knapsack", "clasp", "swift", "exit", "del", "lookup", "fixed:rivers", "fixed:mix"],
-)
+@pytest.mark.parametrize("strategy", ["auto", "plain", "knn", "knapsack", "exit", "fixed:rivers", "fixed:mix"])
 def test_every_strategy_decodes_as_plain_decoding_does(room: Path, strategy: str) -> None:
     (room / "five.jsonl").write_text("\n".join((room / "rivers.jsonl").read_text().splitlines()[:5]))
     options = ["--artifact", "bundle", "--prompts", "five.jsonl", "--max-new-tokens", "24", "--strategy", strategy]
@@ -156,15 +153,13 @@ def test_a_bundle_travels(room: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "carried").rglob("*")) == before
 
 
-@pytest.mark.parametrize("strategy", ["auto", "knn"])
-def test_a_bundle_compiled_in_fp32_serves_the_same_files_in_bf16(room: Path, strategy: str) -> None:
+def test_a_bundle_compiled_in_fp32_serves_the_same_files_in_bf16(room: Path) -> None:
     """A near tie is possible: on random weights in bf16, plain decoding itself depends on the number of rows."""
-    options = ["--artifact", "bundle", "--dtype", "bf16", "The river", "--max-new-tokens", "40", "--strategy", strategy]
+    options = ["--artifact", "bundle", "--dtype", "bf16", "The river", "--max-new-tokens", "40", "--strategy", "knn"]
     done = command(room, RUN, *options, "--compare", "--json")
     record, _ = records(done)
     assert record["divergence"] in ("none", "near_tie")
-    # `auto` may decode plainly, by what this machine takes for bf16 steps.
-    assert record["num_drafts"] or strategy == "auto"
+    assert record["num_drafts"]
 
 
 def test_a_domain_joins_a_bundle(room: Path) -> None:

@@ -51,7 +51,7 @@ def texts() -> list[str]:
     """Prompts of very different length, with and without worked examples."""
     found = ["Hi", "List three rivers in Europe.", "def fibonacci(n):"]
     domain, starter = load_domain("cnn"), starter_set("cnn")
-    return [*found, domain.render(starter.records[0], starter.shots)]
+    return [*found, domain.render(starter.records[0], starter.shots)[:2000]]
 
 
 @torch.inference_mode()
@@ -65,17 +65,16 @@ def test_logits_equal_transformers(demo: LoadedModel, decoder: Decoder) -> None:
 
 
 def test_tokens_equal_generate(demo: LoadedModel, decoder: Decoder) -> None:
-    """Plain decoding and drafts with a tenth and four tenths of the sub-layers skipped."""
+    """Plain decoding, and drafts with four tenths of the sub-layers skipped or a tenth."""
     places = range(2 * decoder.shape.num_layers)
-    skipped = [random.Random(1).sample(places, round(share * len(places))) for share in (0.1, 0.4)]
-    masks = [SubLayerPlan.of(decoder.shape.num_layers, each) for each in skipped]
     limits = Limits(NEW_TOKENS, demo.eos_ids)
-    for text in texts():
+    for text, share in ((texts()[0], 0.4), (texts()[-1][:600], 0.1)):
         ids = demo.encode([("user", text)])
+        skipped = random.Random(1).sample(places, round(share * len(places)))
+        mask = SubLayerPlan.of(decoder.shape.num_layers, skipped)
         with torch.no_grad():
             out = demo.model.generate(torch.tensor([ids]), max_new_tokens=NEW_TOKENS, do_sample=False)
-        drafting = [ConstantPlanner(Plan.masked("test", mask, 5)) for mask in masks[: 1 if len(ids) > 200 else 2]]
-        for planner in (PlainPlanner(), *drafting):
+        for planner in (PlainPlanner(), ConstantPlanner(Plan.masked("test", mask, 5))):
             got = generate(Session(decoder), ids, planner, limits).token_ids
             difference = compare(Session(decoder), ids, out[0, len(ids) :].tolist(), got)
             assert difference.kind is not Kind.ERROR, (text[:40], difference)
@@ -109,17 +108,18 @@ that may tip."""
 
 @pytest.mark.parametrize("dtype", ROUNDING)
 @torch.inference_mode()
-def test_rows_beside_a_row_move_its_logits_by_rounding_alone(demo: LoadedModel, dtype: str) -> None:
+def test_rows_beside_a_row_move_its_logits_by_rounding_alone(
+    demo: LoadedModel, packed: LoadedModel, dtype: str
+) -> None:
     """Measured over Spec-Bench, here with room to spare: 6e-5 and no flip in fp32, 0.8 and 2.6% in bf16, 0.23 and no
     flip packed.
     """
-    other = {"bf16": {"dtype": "bf16"}, "packed": {"weights": "packed"}}
-    engine = Engine(demo if dtype == "fp32" else load_model("demo@wheel", "cpu", **other[dtype]))
+    engine = Engine({"fp32": demo, "packed": packed}.get(dtype) or load_model("demo@wheel", "cpu", dtype="bf16"))
     ids = demo.encode([("user", texts()[1])])
-    answer = generate(Session(engine.decoder), ids, PlainPlanner(), Limits(40)).token_ids
+    answer = generate(Session(engine.decoder), ids, PlainPlanner(), Limits(24)).token_ids
     plain = logits_of(engine, ids, answer, 1)
     moved, flipped = ROUNDING[dtype]
-    for rows in (2, 8, 32):
+    for rows in (2, 24):
         logits = logits_of(engine, ids, answer, rows)
         assert float((logits - plain).abs().flatten()[::97].quantile(0.999)) <= moved
         other = (logits.argmax(-1) != plain.argmax(-1)).nonzero()[:, 0]

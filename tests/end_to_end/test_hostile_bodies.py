@@ -10,7 +10,7 @@ from tests.folders import save_tiny_model
 from tests.hostile_bodies import hostile_bodies
 from tests.served import Bystander, memory, reset_peak, send, served
 
-BODIES = int(os.environ.get("SSD_HOSTILE_BODIES", "240"))
+BODIES = int(os.environ.get("SSD_HOSTILE_BODIES", "90"))
 MOST_DELAY = 0.25
 """Seconds for which others may wait longer than usual."""
 MOST_MEMORY = 8

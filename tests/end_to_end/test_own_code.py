@@ -16,7 +16,7 @@ COMMANDS = {
     "ssd-serve": ("ssd_runtime.commands.serve", ["--strategy", "plain", "--port", "0"]),
     "ssd-compile": (COMPILE, ["--domains", "gsm8k", "--out", "bundle"]),
 }
-INPUTS = ("a yes", "a terminal", "nothing")
+ASKED = [("ssd-run", "a yes"), ("ssd-run", "nothing"), *((name, "a terminal") for name in COMMANDS)]
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("own_code") / "model", weak=0)
 
 
-@pytest.mark.parametrize("given", INPUTS)
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("name", "given"), ASKED)
 def test_no_answer_makes_code_run(model: Path, tmp_path: Path, name: str, given: str) -> None:
     # The tokenizer is read last of all.
     mark = with_own_code(model, tmp_path / "own", WAYS["config" if name != "ssd-run" else "tokenizer"])

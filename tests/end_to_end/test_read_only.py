@@ -80,11 +80,10 @@ def test_without_a_cache_to_write_everything_is_computed_again(room: Path, call:
     (room / "cache").mkdir()
     (room / "cache").chmod(READ_ONLY)
     with another_user():
-        for _ in range(2):
-            found = call(run_main, *options)
-            assert found.returncode == 0, found.stderr
-            assert "measuring this device" in found.stderr
-            assert tokens(found.stdout) == tokens(expected.stdout)
+        found = call(run_main, *options)
+    assert found.returncode == 0, found.stderr
+    assert "measuring this device" in found.stderr
+    assert tokens(found.stdout) == tokens(expected.stdout)
     assert not list((room / "cache").iterdir())
 
 

@@ -17,7 +17,7 @@ from ssd_profiles.formulas import (
     tokens_per_layer,
     tokens_per_time,
 )
-from ssd_profiles.intervals import speedup, speedup_interval
+from ssd_profiles.intervals import speedup_interval
 
 
 @pytest.mark.parametrize(
@@ -86,12 +86,12 @@ def test_replay_by_hand() -> None:
 
 def test_the_profile_of_independent_matches_is_the_formula() -> None:
     random = np.random.default_rng(0)
-    matches = random.random(40_000) < 0.8
+    matches = random.random(8_000) < 0.8
     profile = AcceptanceProfile.of_traces([Trace(matches, np.ones(matches.size))])
-    assert profile.token_agreement == pytest.approx(0.8, abs=0.01)
+    assert profile.token_agreement == pytest.approx(0.8, abs=0.02)
     for row, length in enumerate(DRAFT_LENGTHS):
-        assert profile.tokens[row, 0] == pytest.approx(expected_tokens(0.8, length), rel=0.03)
-        assert profile.steps[row, 0] == pytest.approx(length, rel=0.01)
+        assert profile.tokens[row, 0] == pytest.approx(expected_tokens(0.8, length), rel=0.06)
+        assert profile.steps[row, 0] == pytest.approx(length, rel=0.02)
 
 
 def test_a_profile_needs_positions() -> None:
@@ -103,7 +103,7 @@ def test_a_profile_needs_positions() -> None:
 def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
     random = np.random.default_rng(count)
     held = sure = 0
-    for _ in range(1000):
+    for _ in range(400):
         plain = random.uniform(1, 1.5, count)
         same = plain / random.normal(1.0, 0.1, count)
         found = speedup_interval(list(plain), list(same))
@@ -111,13 +111,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
         low, high = found
         held += low <= 0.99 <= high  # total over total: the harmonic mean of N(1, 0.1)
         sure += low > 1.0
-    assert held >= 930
-    assert sure <= 35, "a speed-up that is none is claimed in one of forty"
-
-
-def test_equal_times_are_no_speedup() -> None:
-    assert speedup([1.0, 2.0], [1.0, 2.0]) == 1.0
-    assert speedup_interval([1.0, 2.0], [1.0, 2.0]) == (1.0, 1.0)
+    assert held >= 368
+    assert sure <= 18, "a speed-up that is none is claimed in one of forty"
 
 
 def test_the_interval_is_a_point_where_all_agree() -> None:

@@ -97,7 +97,7 @@ def decoded(grammar: Any, planner: Planner, sampling: SamplingParams, tokens: in
     return generate(Session(DECODER, held), PROMPT, planner, limits)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 @given(
     schema=SCHEMAS,
     seed=st.integers(0, 999),
@@ -123,7 +123,7 @@ def test_any_draft_gives_plain_decoding_under_the_same_grammar(
 
 
 @given(schema=SCHEMAS, seed=st.integers(0, 999))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25)
 def test_a_matcher_goes_to_any_row_of_a_tree(schema: dict[str, Any], seed: int) -> None:
     """However it came there, it allows what a new one allows; tokens that are forced are the only ones."""
     grammar = GRAMMARS.compiled(Structure.json_schema(schema))

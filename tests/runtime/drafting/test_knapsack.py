@@ -20,7 +20,7 @@ from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.search.knapsack import Weights, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from ssd_runtime.sequence.session import Session
-from tests.models import ALIKE, HYBRIDS, SHARING, VARIANTS, tiny_model
+from tests.models import ALIKE, HYBRIDS, SHARING, tiny_model
 from tests.tables import latency_table, with_light_costs
 
 MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=256), 0.02, 4)
@@ -150,18 +150,12 @@ def test_the_parallel_pass_equals_drafting_from_every_block(mask: SubLayerPlan) 
 @pytest.mark.parametrize(
     "variant",
     [
-        *("mistral-sliding", "gemma2", "gemma3", "olmo2", "granite", "smollm3-sliding"),
+        *("phi3-longrope", "gemma2", "gemma3", "smollm3-sliding", "gpt-oss-sliding", "granitemoe"),
         *(name for name in (*HYBRIDS, *SHARING) if name not in ALIKE),
     ],
 )
-def test_it_does_in_every_kind_of_layer(variant: str) -> None:
-    skipped = {0, 2, 7} if variant in SHARING else {3, 4}  # layers whose keys others read
-    assert_drafted_as(Decoder(tiny_model(variant, seed=6)), SubLayerPlan.of(4, skipped))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
-def test_a_variant_sees_what_its_row_would_see(variant: str) -> None:
+def test_the_pass_sees_in_every_kind_of_layer_what_its_row_would_see(variant: str) -> None:
     """Variants that differ in nothing are the full model's rows, whatever the variants beside them are."""
     decoder = Decoder(tiny_model(variant, seed=6))
     _, reference = references(decoder)
@@ -174,6 +168,9 @@ def test_a_variant_sees_what_its_row_would_see(variant: str) -> None:
         torch.testing.assert_close(got[:, 1], reference.states[2 * layer + 1], atol=2e-4, rtol=1e-3)
     read = [g.cache.read(layer, 0, g.start + len(g))[0] for g in reference.groups for layer in range(4)]
     assert all(torch.equal(a, b) for a, b in zip(kept, read, strict=True)), "nothing is written"
+    if decoder.rope_switch is None:  # drafts end there, and replays do not
+        skipped = {0, 2, 7} if variant in SHARING else {3, 4}  # layers whose keys others read
+        assert_drafted_as(decoder, SubLayerPlan.of(4, skipped))
 
 
 @torch.inference_mode()

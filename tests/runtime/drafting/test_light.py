@@ -7,70 +7,35 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import FULL, SubLayerPlan
-from ssd_runtime.drafting.chain import Branching
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
-from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Forward, Head, ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
-from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.planning.settings import AutoSettings
+from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.light import measure_light, with_light
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.draft_bits import DraftBits
-from ssd_runtime.weights.kernels.int4 import GROUP, Int4
-from ssd_runtime.weights.kernels.int8 import Int8
-from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.light import light_kernels, most_bytes
-from tests.folders import save_tiny_model
+from ssd_runtime.weights.kernels.int4 import GROUP
+from ssd_runtime.weights.light import light_kernels
 from tests.kernels import kernel_name
-from tests.models import IN_BOTH, tiny_model
+from tests.light import IDS, LAYERS, LIMITS, drafted, lightened, logits_of
+from tests.models import tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, with_light_costs
 
-LAYERS = 4
 TABLE = latency_table(LAYERS)
 WHOLE = SubLayerPlan.of(LAYERS).lightened(8)
 MIXED = SubLayerPlan.of(LAYERS, {5}).lightened({0: 8, 1: 4, 2: 4, 4: 8, 7: 4, 2 * LAYERS: 8})
 """A draft that skips, runs in 8 bits, in 4 and in full, with light sub-layers before and after full ones."""
-IDS, LIMITS = list(range(3, 13)), Limits(60)
-
-
-def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **settings: int) -> Decoder:
-    decoder = Decoder(tiny_model(variant, seed=seed, **settings))
-    decoder.lighten(bits)
-    assert decoder.light.kernels
-    return decoder
-
-
-def drafted(decoder: Decoder, drafter: Masked, sampling: SamplingParams = GREEDY, length: int = 5) -> Generation:
-    return generate(Session(decoder, sampling), IDS, ConstantPlanner(Plan("test", drafter, length)), LIMITS)
-
-
-@pytest.fixture(params=[False, True], ids=["aten", "own"])
-def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether our own code serves, where this processor can run it."""
-    if not request.param:
-        monkeypatch.setattr(Native, "can_serve", staticmethod(lambda out_features, in_features: False))
-    elif not Native.can_serve(16, 32):
-        pytest.skip("no AVX2, or no C compiler")
-    return bool(request.param)
 
 
 def on_grid(out: int, columns: int) -> torch.Tensor:
@@ -79,19 +44,6 @@ def on_grid(out: int, columns: int) -> torch.Tensor:
     levels[..., 0], levels[..., 1] = 0, 15
     scale = (torch.rand(out, columns // GROUP, 1) + 0.5).bfloat16().float()
     return ((levels - 8) * scale).flatten(1) / 16
-
-
-@pytest.mark.parametrize(("variant", "dtype"), IN_BOTH, ids=str)
-def test_every_family_with_light_drafts(variant: str, dtype: torch.dtype) -> None:
-    """Across windows, and across longrope's change of angles, where drafted keys are written over."""
-    bits: DraftBits = "4" if dtype == torch.float32 else "8"
-    model = tiny_model(variant, seed=3).to(dtype)
-    decoder = Decoder(model)
-    decoder.lighten(bits)
-    out = model.generate(torch.tensor([IDS]), max_new_tokens=60, do_sample=False)[0, len(IDS) :].tolist()
-    got = drafted(decoder, Masked(decoder.light.mask))
-    assert compare(Session(decoder), IDS, out, got.token_ids).kind is not Kind.ERROR
-    assert got.num_draft_tokens > 0
 
 
 def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
@@ -128,8 +80,9 @@ def test_a_mask_runs_on_what_copies_there_are() -> None:
         assert got.token_ids == generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
 
 
-@pytest.mark.parametrize("bits", ["8", "4"])
-@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen3-sliding", "phi3-longrope", "smollm3", "gemma3"])
+@pytest.mark.parametrize(
+    ("variant", "bits"), [("llama-biases", "8"), ("qwen3-sliding", "4"), ("phi3-longrope", "4"), ("gemma3", "8")]
+)
 def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str, bits: DraftBits, own: bool) -> None:
     """Sizes for which attention and MLP blocks run in one call each."""
     sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "vocab_size": 96}
@@ -145,16 +98,14 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
-@pytest.mark.parametrize("branching", [(), ((0.6, 3),)])
-@pytest.mark.parametrize("mask", [None, SubLayerPlan.of(LAYERS, {2, 5}).lightened(4), MIXED])
-def test_light_drafts_with_masks_trees_and_sampling(
-    mask: SubLayerPlan | None, branching: Branching, sampling: SamplingParams
-) -> None:
+def test_light_drafts_with_masks_trees_and_sampling(sampling: SamplingParams) -> None:
     decoder = lightened(bits="4")
-    got = drafted(decoder, Masked(decoder.light.mask if mask is None else mask, 0.05, branching), sampling)
     plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
-    assert got.token_ids == plain.token_ids
-    assert got.num_accepted_tokens > 0
+    for mask in (decoder.light.mask, SubLayerPlan.of(LAYERS, {2, 5}).lightened(4), MIXED):
+        for branching in ((), ((0.6, 3),)):
+            got = drafted(decoder, Masked(mask, 0.05, branching), sampling)
+            assert got.token_ids == plain.token_ids
+            assert got.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("bits", ["8", "4"])
@@ -172,14 +123,6 @@ def test_a_light_draft_is_the_model_with_rounded_weights(bits: DraftBits, own: b
     light, expected = logits_of(decoder, decoder.light.mask), logits_of(Decoder(rounded))
     full = logits_of(decoder)
     assert (light - expected).norm() < (0.7 if bits == "8" or own else 0.2) * (light - full).norm()
-
-
-def logits_of(decoder: Decoder, mask: SubLayerPlan | None = None) -> torch.Tensor:
-    session = Session(decoder)
-    runner = ModelRunner(decoder)
-    [x] = runner.answer([session.request(IDS, mask=mask)])
-    [logits] = runner.answer([Head(x, bits=mask.head_bits if mask else FULL)])
-    return logits
 
 
 def test_plain_forwards_never_use_the_lighter_copies() -> None:
@@ -209,87 +152,6 @@ def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool)
     assert got.num_accepted_tokens >= 0.8 * got.num_draft_tokens
     decoder = lightened("llama", "auto", intermediate_size=64, vocab_size=96)
     assert decoder.light.kernels == f"{4 * LAYERS + 1} {kernel_name(8, own)}", "random weights lie on no grid"
-
-
-@pytest.mark.parametrize("out", [16, 48, 97])
-def test_copies_are_as_near_as_their_bits_allow(out: int, own: bool) -> None:
-    torch.manual_seed(out)
-    weight, x = torch.randn(out, 96), torch.randn(5, 96)
-    bias = torch.randn(out)
-    for bits, most in (("8", 0.015), ("4", 0.12)):
-        [kernel] = light_kernels(weight, bias, bits).values()  # type: ignore[arg-type]
-        assert type(kernel) is (Int8 if out % 16 else Native if own else Int4 if bits == "4" else Int8)
-        error = (kernel(x) - (x @ weight.T + bias)).norm() / (x @ weight.T).norm()
-        assert error < most
-        assert kernel.nbytes <= most_bytes(*weight.shape, bits)  # type: ignore[arg-type]
-
-
-def test_copies_follow_the_model_and_its_hooks() -> None:
-    decoder = lightened(bits="8")
-    before = logits_of(decoder, decoder.light.mask)
-    projection = decoder.model.model.layers[1].mlp.gate_proj
-    with torch.no_grad():
-        projection.weight.mul_(0.5)
-    after = logits_of(decoder, decoder.light.mask)
-    assert not torch.allclose(before, after, atol=1e-2)
-    used = decoder.packed.used
-    handle = projection.register_forward_hook(lambda module, inputs, output: output * 0)
-    Session(decoder)
-    assert decoder.packed.used < used
-    hooked = decoder.light.kernels
-    handle.remove()
-    Session(decoder)
-    assert (hooked, decoder.packed.used) != (decoder.light.kernels, 0)
-    torch.testing.assert_close(logits_of(decoder, decoder.light.mask), after)
-    assert decoder.packed.used == used
-
-
-def test_copies_keep_within_the_memory_and_give_it_back() -> None:
-    model = tiny_model("qwen3", seed=3)
-    everything = Decoder(model)
-    packed = everything.packed.used
-    most = everything.light.most_bytes("8")
-    assert most > 0
-    assert everything.light.most_bytes("none") == 0
-    everything.lighten("8")
-    assert packed < everything.packed.used <= packed + most
-    everything.lighten("none")
-    assert (everything.packed.used, everything.light.kernels) == (packed, "")
-    partly = Decoder(model, packed + most // 2)
-    partly.lighten("8")
-    assert partly.light
-    assert partly.packed.used <= packed + most // 2
-    got = drafted(partly, Masked(partly.light.mask))
-    assert got.token_ids == generate(Session(partly), IDS, PlainPlanner(), LIMITS).token_ids
-    without = Decoder(model, 0)
-    without.lighten("8")
-    assert without.light.kernels == ""
-
-
-def test_the_condition_of_copies_that_does_not_hold_is_said() -> None:
-    odd = Decoder(tiny_model("llama", hidden_size=40, num_attention_heads=5, num_key_value_heads=5))
-    odd.lighten("8")
-    without = Decoder(tiny_model("qwen3", seed=3))
-    full = Decoder(tiny_model("qwen3", seed=3), weight_memory=0)
-    full.lighten("8")
-    hooked = Decoder(tiny_model("qwen3", seed=3))
-    for module in hooked.model.modules():
-        if isinstance(module, torch.nn.Linear):
-            module.register_forward_hook(lambda *_: None)
-    hooked.refresh()
-    hooked.lighten("8")
-    for decoder, says in (
-        (odd, "its weights have 40 columns, and the kernels take multiples of 32 alone$"),
-        (without, "--draft-bits none asks for none; give auto, 8 or 4$"),
-        (full, "0.0 GiB of memory are left for them; give more with --weight-memory$"),
-        (hooked, "no copy can stand in for its Linear modules; load it unquantised and without hooks$"),
-    ):
-        for name, settings in (("light", []), ("swift", ["light=0.5"])):
-            with pytest.raises(UserError, match=f"there is no light copy of this model's weights: {says}"):
-                make_strategy(name, read_settings(name, settings), decoder, None, None)
-
-
-# As one of auto's ways to draft
 
 
 def test_the_costs_of_lighter_copies_are_measured() -> None:
@@ -322,51 +184,6 @@ def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -
         reasons |= {cycle.plan.reason.partition(":")[0] for cycle in got.cycles}
     assert "light drafts" in reasons
     assert 0 < stream.light.predicted != PRIOR_TOKENS, "it learns from its cycles"
-
-
-# From the front door
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = save_tiny_model(tmp_path_factory.mktemp("model"))
-    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
-
-
-def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
-    told = list[tuple[str, str]]()
-    engine = Engine(
-        loaded, draft_bits="8", before_copying=lambda text: told.append((text, engine.decoder.light.kernels))
-    )
-    answers = [
-        engine.runner(RunSettings(name, max_new_tokens=24)).answer("How many?").generation.token_ids
-        for name in ("plain", "light", "light", "auto")
-    ]
-    assert answers[1:] == answers[:1] * 3
-    [(text, light)] = told
-    assert text == "drafts may run on copies of the weights with fewer bits, which take up to 0.0 GiB"
-    assert light == "", "before the copies exist"
-    assert engine.decoder.light.kernels
-    with pytest.raises(UserError, match="--strategy light: there is no light copy"):
-        Engine(loaded, draft_bits="none").runner(RunSettings("light"))
-
-
-def test_auto_copies_no_weights_that_fit_the_processors_cache(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(loaded)
-    assert engine.light_latency is None
-    assert engine.decoder.light.kernels == ""
-    monkeypatch.setattr("ssd_runtime.engine.latency_tables.SMALL_BYTES", 0)
-    larger = Engine(loaded)
-    priced = larger.light_latency
-    assert larger.decoder.light.kernels
-    assert set(priced.light) == set(larger.decoder.light.bits)
-    without = Engine(loaded, draft_bits="none")
-    assert without.light_latency is None
-    engine = Engine(loaded)
-    engine.planners("auto", AutoSettings(light=0))
-    assert engine.decoder.light.kernels == ""
 
 
 def test_every_forward_of_a_light_draft_is_light() -> None:

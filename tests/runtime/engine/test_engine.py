@@ -143,20 +143,6 @@ def test_a_listener_that_fails_at_the_end_fails_its_own_request(loaded: LoadedMo
         failing.outcome()
 
 
-def test_a_conversations_next_turn_goes_on_where_the_last_one_ended(loaded: LoadedModel) -> None:
-    """Its prefill is of the new tokens alone, and its answer the same."""
-    runner = Engine(loaded).runner(RunSettings("plain", max_new_tokens=20))
-    prompt = Prompt("1", turns=(QUESTION * 4, "And who ate them?"))
-    turns = list(runner.run(prompt))
-    assert len(runner.scheduler.prefixes) == 1
-    alone = Engine(loaded).runner(RunSettings("plain", max_new_tokens=20))
-    messages = [("user", prompt.turns[0]), ("assistant", turns[0].text), ("user", prompt.turns[1])]
-    [expected] = alone.run(Prompt("2", messages=tuple(messages)))
-    assert turns[1].generation.token_ids == expected.generation.token_ids
-    assert turns[1].generation.num_cached_tokens > 0
-    assert expected.generation.num_cached_tokens == 0
-
-
 def test_a_models_own_repetition_penalty_holds_as_it_does_in_generate(folder: Path, expected: list[int]) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
     model.generation_config.repetition_penalty = 1.4
@@ -177,11 +163,6 @@ def test_an_engine_warns_once_of_generation_settings_that_it_ignores(folder: Pat
         Engine(loaded).runner(RunSettings("plain", max_new_tokens=2)).answer(QUESTION)
     assert len(caught) == 1
     assert caught[0].filename == __file__
-
-
-def test_a_bundle_of_another_model_is_refused(loaded: LoadedModel) -> None:
-    with pytest.raises(UserError, match=r"^there: compiled for tiny"):
-        Engine(loaded, bundle(), "there")
 
 
 def test_what_is_missing_is_said(loaded: LoadedModel) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from bench.fixtures.planted import plant
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import CustomGenerate
-from ssd_runtime.engine.loop import generate, generating
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import load_model
@@ -38,8 +35,9 @@ from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sequence.session import Session
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
-from tests.serving import serving, tiny_engine, tiny_service
+from tests.serving import send, serving, tiny_engine, tiny_service
 from tests.tables import latency_table
+from tests.together import add, finish
 
 pytestmark = pytest.mark.usefixtures("made_up_latencies")
 BAD = 90
@@ -119,13 +117,8 @@ def test_others_in_a_shared_step_and_in_its_memory_go_on() -> None:
     }
     scheduler = Scheduler(DECODER, 3)
     for _ in range(2):
-        jobs = []
-        for ids in prompts:
-            session = scheduler.session()
-            work = generating(session, ids, ConstantPlanner(plan), Limits(30))
-            jobs.append(scheduler.add(session, work, ids))
-        while scheduler.running or scheduler.waiting:
-            scheduler.step()
+        jobs = [add(scheduler, ids, Limits(30), ConstantPlanner(plan)) for ids in prompts]
+        finish(scheduler)
         for ids, job in zip(prompts, jobs, strict=True):
             if BAD in ids:
                 with pytest.raises(NotFiniteError):
@@ -180,18 +173,11 @@ def test_a_request_gets_an_error_and_another_its_answer(tmp_path: Path, stream: 
         model.model.embed_tokens.weight[BAD] = float("nan")
     model.save_pretrained(folder)
     with serving(tiny_service(tiny_engine(folder))) as address:
-        status, body = _ask(address, [5, 6, BAD], stream)
-        assert "NaN or infinite" in body
-        assert '"model_error"' in body
+        asked = {"max_tokens": 4, "stream": stream}
+        status, _, body = send(address, "/v1/completions", {**asked, "prompt": [5, 6, BAD]})
+        assert "NaN or infinite" in str(body)
+        assert "model_error" in str(body)
         assert status == (200 if stream else 500)
-        status, body = _ask(address, [5, 6, 7], stream)
+        status, _, body = send(address, "/v1/completions", {**asked, "prompt": [5, 6, 7]})
         assert status == 200
-        assert "error" not in body
-
-
-def _ask(address: str, prompt: list[int], stream: bool) -> tuple[int, str]:
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-    body = {"prompt": prompt, "max_tokens": 4, "stream": stream}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    return response.status, response.read().decode()
+        assert "error" not in str(body)

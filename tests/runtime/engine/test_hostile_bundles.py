@@ -145,8 +145,8 @@ def test_a_name_that_no_model_has_is_refused(saved: Path, name: str) -> None:
 
 
 PAST_INTEGRITY = ("refused by content", "refused by model", "decoded")
-COUNT = int(os.environ.get("SSD_MUTATIONS", "300"))
-PARTS = 10
+COUNT = int(os.environ.get("SSD_MUTATIONS", "100"))
+PARTS = 5
 MOST_SECONDS = 20.0
 """Processor time that any one bundle may take: to be read, to plan with and to decode by five strategies."""
 MOST_GROWTH = 512 << 20
@@ -190,7 +190,6 @@ def test_a_mutated_bundle_is_refused_in_one_line_or_changes_no_output(
         shutil.rmtree(folder)
     growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) << 10
     assert growth < MOST_GROWTH
-    _write(part, outcomes)
     assert set(outcomes) <= {*PAST_INTEGRITY, "refused by manifest"}, outcomes
     past_integrity = sum(outcomes[name] for name in PAST_INTEGRITY)
     assert past_integrity >= len(seeds) // 2, outcomes
@@ -212,10 +211,3 @@ def _outcome(loaded: LoadedModel, folder: Path, plainly: list[int]) -> str:
     except UserError as error:
         return reached if str(error).isprintable() else "refused with control characters"
     return "decoded"
-
-
-def _write(part: int, outcomes: Counter[str]) -> None:
-    """Keep the counts where `SSD_MUTATION_COUNTS` names a folder."""
-    if folder := os.environ.get("SSD_MUTATION_COUNTS"):
-        lines = "".join(f"{name}: {count}\n" for name, count in sorted(outcomes.items()))
-        (Path(folder) / f"{part:02d}.txt").write_text(lines)

@@ -20,12 +20,12 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
-from tests.runtime.engine.test_scheduler import assert_as_alone, forget_free_slots
 from tests.small_memory import small_memory
 from tests.tables import latency_table
+from tests.together import add, assert_as_alone, forget_free_slots
 
 FORWARD = 0.01
 """Seconds of a forward by the stand-in clock, which is a whole step of most sequences here."""
@@ -38,7 +38,6 @@ LONG = {
 }
 PROMPT = list(range(3, 13))
 CASES = [
-    ("gemma3", GREEDY),
     ("phi3-longrope", SamplingParams(0.8, top_p=0.9, seed=5)),
     ("gemma3", SamplingParams(1.0, seed=2, rejection=True)),
 ]
@@ -72,11 +71,6 @@ class Clock:
         return self.now
 
 
-def add(scheduler: Scheduler, ids: list[int], plans: Planner, new: int, params: SamplingParams) -> Job[Generation]:
-    session = scheduler.session(params)
-    return scheduler.add(session, generating(session, ids, plans, Limits(new)), ids)
-
-
 @pytest.mark.parametrize("name", ["mask", "tree", "stops", *LONG])
 def test_a_step_of_others_waits_for_a_long_draft_no_longer_than_is_stated(name: str) -> None:
     """They get a token in every step, too."""
@@ -84,7 +78,7 @@ def test_a_step_of_others_waits_for_a_long_draft_no_longer_than_is_stated(name: 
     alone = generate(Session(decoder), PROMPT, PlainPlanner(), Limits(30)).token_ids
     clock = Clock(decoder)
     scheduler = Scheduler(decoder, 2, clock=clock)
-    slow = add(scheduler, PROMPT, planner(name, decoder), 30, GREEDY)
+    slow = add(scheduler, PROMPT, Limits(30), planner(name, decoder))
     scheduler.step()
     received = list[int]()
     session = scheduler.session()
@@ -103,7 +97,7 @@ def test_a_step_of_others_waits_for_a_long_draft_no_longer_than_is_stated(name: 
     assert scheduler.finish(slow).token_ids == alone
 
 
-@pytest.mark.parametrize(("variant", "sampling"), CASES, ids=["greedy", "sampled", "rejection"])
+@pytest.mark.parametrize(("variant", "sampling"), CASES, ids=["sampled", "rejection"])
 @pytest.mark.parametrize("name", ["mask", "tree", "stops", *LONG])
 def test_a_request_that_loses_its_memory_within_a_draft_goes_on_where_it_was(
     name: str, variant: str, sampling: SamplingParams
@@ -117,7 +111,7 @@ def test_a_request_that_loses_its_memory_within_a_draft_goes_on_where_it_was(
     with small_memory():
         for jobs, clock in ((whole, None), (cut, count().__next__)):
             scheduler = Scheduler(decoder, 2, clock=clock)
-            jobs += [add(scheduler, ids, planner(name, decoder), 20, sampling) for ids in prompts]
+            jobs += [add(scheduler, ids, Limits(20), planner(name, decoder), sampling) for ids in prompts]
             for number in count():
                 if not (scheduler.running or scheduler.waiting):
                     break

@@ -59,7 +59,7 @@ prompts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=60)
 masks = st.sets(st.integers(0, ALL - 1), max_size=ALL).map(lambda skipped: SubLayerPlan.of(LAYERS, skipped))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(prompts, masks, st.integers(1, 16), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.5, 1.0]), st.data())
 def test_any_draft_gives_plain_decoding_and_generate(
     ids: list[int], mask: SubLayerPlan, length: int, new: int, threshold: float, data: st.DataObject
@@ -78,14 +78,13 @@ def test_any_draft_gives_plain_decoding_and_generate(
     assert got.num_accepted_tokens <= min(got.num_draft_tokens, len(got.token_ids) - 1)
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama-yarn-rope", "qwen2", "qwen3"])
 @pytest.mark.parametrize(
     "skipped",
     [{0}, {1}, {ALL - 2}, {ALL - 1}, {0, 1}, set(range(ALL)), set(range(0, ALL, 2)), set()],
     ids=lambda skipped: "-".join(map(str, sorted(skipped))) or "none",
 )
-def test_first_last_all_and_no_sublayers(variant: str, skipped: set[int]) -> None:
-    model = tiny_model(variant, seed=7)
+def test_first_last_all_and_no_sublayers(skipped: set[int]) -> None:
+    model = tiny_model("llama-yarn-rope", seed=7)
     decoder = Decoder(model)
     ids, limits = [5, 9, 23, 40], Limits(30)
     got = speculate(decoder, ids, Plan.masked("test", SubLayerPlan.of(LAYERS, skipped), 5), limits)
@@ -93,22 +92,6 @@ def test_first_last_all_and_no_sublayers(variant: str, skipped: set[int]) -> Non
     if not skipped:
         # A draft by the whole model is always right: 29 tokens behind the first, 6 a cycle.
         assert [cycle.accepted for cycle in got.cycles] == [5, 5, 5, 5, 4]
-
-
-@pytest.mark.parametrize(
-    ("variant", "dtype"),
-    [*IN_BOTH, ("ministral3", torch.float32), *((name, torch.float16) for name in list(VARIANTS)[1::4])],
-    ids=str,
-)
-def test_every_family_under_masks(variant: str, dtype: torch.dtype) -> None:
-    """Across windows, and across longrope's change of angles."""
-    model = tiny_model(variant, seed=3).to(dtype)
-    decoder = Decoder(model)
-    ids, limits = list(range(3, 13)), Limits(40)
-    mask = SubLayerPlan.of(LAYERS, {2, 5} if dtype == torch.float32 else {0, 3, 6})
-    got = speculate(decoder, ids, Plan.masked("test", mask, 5), limits)
-    assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
-    assert got.num_draft_tokens > 0
 
 
 class Scripted(BasePlanner):
@@ -122,7 +105,7 @@ class Scripted(BasePlanner):
         return Plan.masked("scripted", SubLayerPlan.of(LAYERS, skipped), self.random.randint(0, 16))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_plans_may_change_every_cycle(seed: int) -> None:
     ids, limits = [3, 1, 4, 1, 5], Limits(100)
     got = generate(Session(DECODER), ids, Scripted(seed), limits)
@@ -149,7 +132,7 @@ class Prophet:
         return Draft.branching(tokens, others)
 
 
-@pytest.mark.parametrize("position", range(9))
+@pytest.mark.parametrize("position", [0, 1, 7, 8])
 def test_a_rejection_at_each_position(position: int) -> None:
     """A draft that is right up to `position` and wrong there costs nothing but itself."""
     ids, limits = [8, 6, 7], Limits(40)
@@ -160,22 +143,36 @@ def test_a_rejection_at_each_position(position: int) -> None:
     assert {cycle.accepted for cycle in got.cycles[:-1]} == {min(position, 8)}
 
 
-@pytest.mark.parametrize(("variant", "dtype"), IN_BOTH, ids=str)
-@pytest.mark.parametrize("position", [2])
-def test_a_right_sibling_saves_a_draft(variant: str, position: int, dtype: torch.dtype) -> None:
-    """Across windows too; longrope's drafts end at its switch."""
-    model = tiny_model(variant, seed=11).to(dtype)
-    decoder, ids, limits = Decoder(model), list(range(2, 12)), Limits(50)
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [*IN_BOTH, ("ministral3", torch.float32), *((name, torch.float16) for name in list(VARIANTS)[1::14])],
+    ids=str,
+)
+def test_every_family_with_every_kind_of_draft(variant: str, dtype: torch.dtype) -> None:
+    """Across windows, and across longrope's change of angles, where rows that left early are brought together again."""
+    model = tiny_model(variant, seed=3).to(dtype)
+    decoder, ids, limits = Decoder(model), list(range(3, 13)), Limits(36)
+    expected = reference(model, ids, limits)
     plain = plainly(decoder, ids, limits)
-    got = speculate(decoder, ids, Plan("test", Prophet(len(ids), plain, position, siblings=True), 6), limits)
-    assert_same(decoder, ids, plain, got.token_ids)
-    assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
+    heads = ExitHeads(decoder)
+    decoder.lighten({torch.float32: "4", torch.bfloat16: "8", torch.float16: "none"}[dtype])  # type: ignore[arg-type]
+    assert bool(decoder.light.kernels) == (dtype != torch.float16)
+    for plan in (
+        Plan.masked("mask", SubLayerPlan.of(LAYERS, {2, 5} if dtype == torch.float32 else {0, 3, 6}), 5),
+        Plan.masked("light", decoder.light.mask, 5),
+        Plan("exits", EarlyExit(heads, (1, 2, 3), 0.0), 5),
+        Plan("unsure exits", EarlyExit(heads, (1, 2, 3), 0.15), 5),
+        Plan("siblings", Prophet(len(ids), plain, 2, siblings=True), 6),
+    ):
+        got = speculate(decoder, ids, plan, limits)
+        assert_same(decoder, ids, expected, got.token_ids)
+        assert got.num_draft_tokens > 0 or plan.reason == "unsure exits", plan.reason
     if decoder.rope_switch is None and got.token_ids == plain:
-        # The chain up to the error, the sibling in its place, and the token behind it.
-        assert [len(cycle.tokens) for cycle in got.cycles[:-1]] == [position + 2] * (len(got.cycles) - 1)
+        # The chain up to the error, the right sibling in its place, and the token behind it.
+        assert [len(cycle.tokens) for cycle in got.cycles[:-1]] == [4] * (len(got.cycles) - 1)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(prompts, masks, st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.0, 0.3]), st.integers(2, 6))
 def test_any_tree_gives_plain_decoding(
     ids: list[int], mask: SubLayerPlan, length: int, new: int, threshold: float, width: int
@@ -188,7 +185,7 @@ def test_any_tree_gives_plain_decoding(
 stops = st.sets(st.integers(1, LAYERS - 1), min_size=1).map(lambda layers: tuple(sorted(layers)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=25)
 @given(prompts, stops, st.integers(1, 12), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]))
 def test_any_early_exit_gives_plain_decoding(
     ids: list[int], layers: tuple[int, ...], length: int, new: int, threshold: float
@@ -207,17 +204,6 @@ def lengths(got: Generation, new: int) -> list[tuple[Cycle, int]]:
         found.append((cycle, new - done - 1))
         done += len(cycle.tokens)
     return found
-
-
-@pytest.mark.parametrize(("variant", "dtype"), IN_BOTH, ids=str)
-def test_every_family_with_early_exits(variant: str, dtype: torch.dtype) -> None:
-    """Rows leave at different depths and are brought together again, across windows and longrope's change of angles."""
-    model = tiny_model(variant, seed=3).to(dtype)
-    decoder, ids, limits = Decoder(model), list(range(3, 13)), Limits(60)
-    heads = ExitHeads(decoder)
-    for threshold in (0.0, 0.15):
-        got = speculate(decoder, ids, Plan("test", EarlyExit(heads, (1, 2, 3), threshold), 5), limits)
-        assert_same(decoder, ids, reference(model, ids, limits), got.token_ids)
 
 
 @torch.inference_mode()
@@ -249,7 +235,7 @@ def test_what_an_early_exit_has_begun_is_the_full_models_own() -> None:
         torch.testing.assert_close(keys[layer], session.cache.read(layer, 0, 9)[0], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("length", [1, 2, 63, 126, 127])
+@pytest.mark.parametrize("length", [1, 63, 126, 127])
 def test_prompts_up_to_the_context_limit(length: int) -> None:
     ids = [1 + i % (VOCABULARY - 1) for i in range(length)]
     got = speculate(DECODER, ids, Plan.masked("test", SubLayerPlan.of(LAYERS, {2, 5}), 6), Limits(500))
@@ -271,18 +257,17 @@ def test_stop_conditions_cut_at_the_same_token() -> None:
 
 
 def test_plain_and_speculative_decoding_finish_for_the_same_reason() -> None:
-    ids = [11, 12]
+    ids = list(range(1, 92))
     plain = plainly(DECODER, ids, Limits(30))
     last = next(i for i in range(9, 30) if plain[i] not in plain[:i])
     eos = frozenset({plain[last]})
     cases = [
-        (Limits(30), "length"),
-        (Limits(126), "length"),
-        (Limits(127), "context"),
+        (Limits(37), "length"),
+        (Limits(38), "context"),
         (Limits(30, eos), "stop"),
         (Limits(last + 1, eos), "stop"),
         (Limits(last, eos), "length"),
-        (Limits(126, stop=lambda tokens: len(tokens) == 126), "stop"),
+        (Limits(37, stop=lambda tokens: len(tokens) == 37), "stop"),
     ]
     draft = Plan.masked("test", SubLayerPlan.of(LAYERS, {3}), 9)
     for limits, reason in cases:

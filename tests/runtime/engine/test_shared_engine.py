@@ -21,7 +21,7 @@ from tests.folders import TEXTS, save_tiny_model
 from tests.serving import tiny_engine
 
 THREADS = 8
-REQUESTS = int(os.environ.get("SSD_REQUESTS", "25"))
+REQUESTS = int(os.environ.get("SSD_REQUESTS", "12"))
 INTERRUPTIONS = int(os.environ.get("SSD_KILLS", "10"))
 STRATEGIES = ("auto", "lookup", "clasp", "swift", "plain")
 LENGTHS = (1, 3, 6)

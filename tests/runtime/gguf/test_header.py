@@ -27,7 +27,7 @@ from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from tests.gguf_files import SIZES, add_metadata, save_gguf
 from tests.models import tiny_model
 
-MUTATIONS = int(os.environ.get("SSD_GGUF_MUTATIONS", "300"))
+MUTATIONS = int(os.environ.get("SSD_GGUF_MUTATIONS", "150"))
 
 
 @pytest.fixture(scope="module")

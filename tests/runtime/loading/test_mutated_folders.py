@@ -15,7 +15,7 @@ import pytest
 
 from tests.folder_trials import Trial
 
-COUNT = int(os.environ.get("SSD_FOLDER_MUTATIONS", "300"))
+COUNT = int(os.environ.get("SSD_FOLDER_MUTATIONS", "100"))
 ROOT = Path(__file__).parents[3]
 MOST_SECONDS = 20.0
 """Processor time that any one folder may take: to be read, to be checked and to decode a few tokens."""

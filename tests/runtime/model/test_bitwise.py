@@ -25,11 +25,11 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
-from tests.models import VARIANTS, tiny_model
+from tests.models import FIRST, tiny_model
 from tests.tables import latency_table
 
 LAYERS = 4
-SERVED = [name for name in VARIANTS if "sliding" not in name and "gemma" not in name]
+SERVED = [name for name in FIRST.values() if "sliding" not in name and "gemma" not in name]
 WIDE = {"hidden_size": 192, "intermediate_size": 1536, "head_dim": 48, "max_position_embeddings": 2048}
 """Sizes at which kernels sum in several blocks: with tiny ones every order is the same."""
 
@@ -56,7 +56,7 @@ def test_every_family_is_the_same_among_any_number_of_rows(variant: str) -> None
         require_bitwise(decoder)
     ids = tokens(20)
     plain = rows_at_a_time(decoder, ids, 4, 1)
-    for rows in (2, 3, 5, 8, 16):
+    for rows in (2, 5, 16):
         assert torch.equal(rows_at_a_time(decoder, ids, 4, rows), plain), rows
 
 
@@ -67,7 +67,7 @@ def test_wide_models_are_too_across_blocks_of_keys(variant: str, before: int) ->
     ids = tokens(before + 16)
     decoder = Decoder(model, bitwise=True)
     plain = rows_at_a_time(decoder, ids, before, 1)
-    for rows in (2, 3, 5, 8, 16):
+    for rows in (2, 5, 16):
         assert torch.equal(rows_at_a_time(decoder, ids, before, rows), plain), rows
     without = Decoder(model)
     near = rows_at_a_time(without, ids, before, 1)
@@ -110,7 +110,7 @@ def test_packed_weights_are_too(kind: Type, tmp_path: Path) -> None:
     decoder = Decoder(model, bitwise=True)
     require_bitwise(decoder)
     plain = probe(decoder, 1)
-    for rows in (2, 3, 5, 8, 16):
+    for rows in (2, 5, 16):
         assert torch.equal(probe(decoder, rows), plain), rows
 
 
@@ -157,15 +157,9 @@ def test_strategies_that_search_leave_no_trace_either(strategy: str) -> None:
     assert got.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize(
-    ("variant", "problem"), [("mistral-sliding", "sliding windows"), ("gemma2-no-caps", "sliding windows")]
-)
-def test_models_that_cannot_are_rejected(variant: str, problem: str) -> None:
-    with pytest.raises(UserError, match=f"--bitwise: {problem}"):
-        require_bitwise(Decoder(tiny_model(variant, seed=3), bitwise=True))
-
-
-def test_unpacked_weights_are_rejected() -> None:
+def test_models_that_cannot_are_rejected() -> None:
+    with pytest.raises(UserError, match="--bitwise: sliding windows"):
+        require_bitwise(Decoder(tiny_model("mistral-sliding", seed=3), bitwise=True))
     with pytest.raises(UserError, match="raise --weight-memory"):
         require_bitwise(Decoder(tiny_model("llama", seed=3), 0, bitwise=True))
 

@@ -141,7 +141,7 @@ def test_where_several_decode_at_once_the_bound_counts_for_each(
         assert lost[last] - lost[first] <= most * MOST + (tokens_so_far[last] - tokens_so_far[first]) * PER_TOKEN + 1e-9
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12)
 @given(st.integers(0, 1000), st.sampled_from([{}, HALF]))
 def test_where_planning_brings_nothing_a_fast_device_plans_less_often(
     seed: int, frontiers: Mapping[str, Frontier]
@@ -161,7 +161,7 @@ def test_where_planning_brings_nothing_a_fast_device_plans_less_often(
             assert sum(losses[first : last + 1]) <= limit
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(KINDS),
     st.integers(0, 1000),
@@ -179,7 +179,7 @@ def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(
             assert sum(losses[first : last + 1]) <= BOUND
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 1000), st.floats(0.5, MOST), st.sampled_from([HALF, {}]), st.sampled_from([None, *EXITS]))
 def test_nor_against_one_who_sees_the_credit(
     seed: int, bar: float, frontiers: Mapping[str, Frontier], exits: ExitChoice | None

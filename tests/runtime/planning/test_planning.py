@@ -25,10 +25,10 @@ from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel, Entry, cost_of
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.makers import MAKERS, make_strategy
+from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.knn import FixedPlanner, NearestAnchorPlanner
 from ssd_runtime.planning.plan import PLAIN, PlainPlanner
-from ssd_runtime.planning.registry import NAMES, STRATEGIES, WITHOUT_BUNDLE, Strategy, check_strategy, read_settings
+from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.sequence.prefill import Prefill
@@ -91,18 +91,6 @@ def test_prompts_out_of_domain_go_where_they_are_sent(
     for axis, expected in ((0, {2, 3}), (7, mask)):
         planner.start(None, prompt(axis))  # type: ignore[arg-type]
         assert planner.plan(100).mask == (None if expected is None else SubLayerPlan.of(LAYERS, expected))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
-def test_every_strategy_of_the_table_has_a_maker_and_its_needs_are_checked(strategy: Strategy) -> None:
-    assert strategy.name in MAKERS
-    check_strategy(strategy.name, has_bundle=True)
-    assert (strategy.name in WITHOUT_BUNDLE) != strategy.needs_bundle
-    if strategy.needs_bundle:
-        with pytest.raises(UserError, match="needs a bundle"):
-            check_strategy(strategy.name, has_bundle=False)
-    else:
-        check_strategy(strategy.name, has_bundle=False)
 
 
 def test_a_bundle_without_mixture_sends_nothing_there() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import generate, generating
+from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
@@ -25,9 +24,9 @@ from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.models import HYBRIDS, tiny_model
-from tests.runtime.engine.test_scheduler import assert_as_alone
 from tests.small_memory import small_memory
 from tests.tables import latency_table
+from tests.together import add, assert_as_alone, finish
 
 PROMPTS = [list(range(3, 13)), [7, 8], list(range(1, 34)), [50, 40, 30, 20], list(range(60, 85))]
 LIMITS = [Limits(30), Limits(40), Limits(25), Limits(40), Limits(25)]
@@ -85,36 +84,36 @@ def run_by_the_runner_alone() -> Iterator[list[list[ModelRequest]]]:
         yield asked
 
 
-def decoded_at_once(
-    decoder: Decoder, planners: Sequence[Planner], params: SamplingParams = GREEDY, most: int = 3
-) -> list[Generation]:
-    scheduler, jobs = Scheduler(decoder, most), list[Job[Generation]]()
-    for ids, limits, planner in zip(PROMPTS, LIMITS, planners, strict=False):
-        session = scheduler.session(params)
-        jobs.append(scheduler.add(session, generating(session, ids, planner, limits), ids))
-    while scheduler.running or scheduler.waiting:
-        scheduler.step()
+def decoded_at_once(decoder: Decoder, planners: Sequence[Planner], params: SamplingParams) -> list[Generation]:
+    scheduler = Scheduler(decoder, 3)
+    jobs = [add(scheduler, *request, params) for request in zip(PROMPTS, LIMITS, planners, strict=False)]
+    finish(scheduler)
     return [job.ended() for job in jobs]
 
 
 @pytest.mark.parametrize(
-    ("variant", "dtype"),
-    [("phi3-longrope", torch.float32), ("mistral-sliding", torch.float32), ("gemma3", torch.bfloat16)],
+    ("variant", "dtype", "sampling"),
+    [
+        ("phi3-longrope", torch.float32, SamplingParams(0.8, top_p=0.9, repetition_penalty=1.2, seed=5)),
+        ("gemma3", torch.bfloat16, GREEDY),
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_sequences_that_search_beside_each_other_decode_as_alone(name: str, variant: str, dtype: torch.dtype) -> None:
+def test_sequences_that_search_beside_each_other_decode_as_alone(
+    name: str, variant: str, dtype: torch.dtype, sampling: SamplingParams
+) -> None:
     decoder = Decoder(tiny_model(variant, seed=3).to(dtype))
     make = strategy(name, decoder)
     with run_by_the_runner_alone() as asked:
-        found = decoded_at_once(decoder, [make() for _ in PROMPTS])
+        found = decoded_at_once(decoder, [make() for _ in PROMPTS], sampling)
     searches = [request for requests in asked for request in requests if SEARCHES[name](request)]
     assert len(searches) >= 4 * len(PROMPTS), "they have searched"
     for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
-        assert_as_alone(decoder, GREEDY, ids, limits, got.token_ids)
+        assert_as_alone(decoder, sampling, ids, limits, got.token_ids)
 
 
-@pytest.mark.parametrize("variant", ["mistral-sliding", "gemma3", "lfm2"])
+@pytest.mark.parametrize("variant", ["gemma3", "lfm2"])
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str) -> None:
     """Sliding layers drop keys, and states go on; what a search runs again still sees its own window."""
@@ -137,28 +136,16 @@ def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str) -
     assert runs[0].token_ids == runs[1].token_ids
 
 
-@pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_they_do_with_sampling(name: str) -> None:
-    decoder = Decoder(tiny_model("qwen3", seed=3))
-    make, params = strategy(name, decoder), SamplingParams(0.8, top_p=0.9, repetition_penalty=1.2, seed=5)
-    found = decoded_at_once(decoder, [make() for _ in PROMPTS], params)
-    for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
-        assert_as_alone(decoder, params, ids, limits, got.token_ids)
-
-
 @pytest.mark.parametrize("name", ["clasp", "knapsack"])
 def test_searches_that_fall_due_together_share_their_forwards(name: str) -> None:
     """Three sequences in step run no more forwards than one."""
     decoder, counts = Decoder(tiny_model("qwen3", seed=3)), list[int]()
     for sequences in (1, 3):
-        ids, limits = [5, 6, 7], Limits(8)
         scheduler, make = Scheduler(decoder, 3), strategy(name, decoder)
         for _ in range(sequences):
-            session = scheduler.session()
-            scheduler.add(session, generating(session, ids, make(), limits), ids)
+            add(scheduler, [5, 6, 7], Limits(8), make())
         with run_by_the_runner_alone() as asked:
-            while scheduler.running or scheduler.waiting:
-                scheduler.step()
+            finish(scheduler)
         searching = [requests for requests in asked if any(map(has_variants, requests))]
         assert {len({request.key for request in requests}) for requests in searching} == {1}
         assert all(len(requests) == sequences for requests in searching)

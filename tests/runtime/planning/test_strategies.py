@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +11,8 @@ import torch
 
 from bench.fixtures.planted import plant
 from ssd_artifacts.domain_config import ExitChoice
-from ssd_artifacts.exits import ExitSet
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
@@ -29,13 +26,11 @@ from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.papers.del_exit import DelPlanner
 from ssd_runtime.planning.papers.recent import RecentStates
-from ssd_runtime.planning.papers.specbound import BoundedExitPlanner
 from ssd_runtime.planning.papers.swift import TREE, SwiftSearch
-from ssd_runtime.planning.plan import PlainPlanner, Plan
-from ssd_runtime.planning.registry import WITHOUT_BUNDLE, read_settings
-from ssd_runtime.planning.settings import DelSettings, SwiftSettings
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.gaussian import most_promising
@@ -74,9 +69,9 @@ def plainly(ids: list[int], new: int) -> list[int]:
 def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: SamplingParams) -> None:
     make = strategy(name, *FAST[name])
     drafted = 0
-    for ids in ([7, 7, 9], [1, 2, 3, 4], [5]):
-        got = generate(Session(DECODER, sampling), ids, make(), Limits(60))
-        plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(60))
+    for ids in ([7, 7, 9], [1, 2, 3, 4]):
+        got = generate(Session(DECODER, sampling), ids, make(), Limits(50))
+        plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(50))
         assert got.token_ids == plain.token_ids
         drafted += got.num_draft_tokens
     assert drafted > 5
@@ -108,7 +103,7 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) ->
         assert begun
 
 
-@pytest.mark.parametrize("variant", ["mistral-sliding", "phi3-longrope", "gemma2", "gemma3", "smollm3", "lfm2"])
+@pytest.mark.parametrize("variant", ["phi3-longrope", "gemma3", "lfm2"])
 @pytest.mark.parametrize("name", sorted(FAST))
 def test_families_with_windows_and_switches(name: str, variant: str) -> None:
     model = tiny_model(variant, seed=1)
@@ -140,9 +135,8 @@ def test_models_of_few_layers(name: str, layers: int) -> None:
     ],
 )
 def test_extreme_parameters(name: str, extreme: str) -> None:
-    make = strategy(name, *FAST[name], extreme)
-    for ids in ([7, 7, 9], [1, 2]):
-        assert generate(Session(DECODER), ids, make(), Limits(40)).token_ids == plainly(ids, 40)
+    got = generate(Session(DECODER), [7, 7, 9], strategy(name, *FAST[name], extreme)(), Limits(40))
+    assert got.token_ids == plainly([7, 7, 9], 40)
 
 
 @pytest.mark.parametrize(("name", "window", "tokens"), [("knapsack", 5, 5 * 65), ("swift", 128, 128 + 65)])
@@ -151,58 +145,6 @@ def test_a_search_keeps_the_keys_of_the_longest_drafts(name: str, window: int, t
     session = Session(DECODER)
     strategy(name, f"window={window}", "max_draft=64")().start(session, session.prefill([7, 7, 9]))
     assert session.cache.lookback >= tokens > LOOKBACK
-
-
-def test_settings_are_checked() -> None:
-    assert set(FAST) < set(WITHOUT_BUNDLE)
-    for bad in ("nonsense=1", "window=x", "window", "window=-3", "window=0", "window=nan"):
-        with pytest.raises(UserError, match="--set"):
-            read_settings("swift", [bad])
-    assert read_settings("knn", ["out_of_domain=mix"]).out_of_domain == "mix"
-    with pytest.raises(UserError, match="nearest, mix, plain"):
-        read_settings("knn", ["out_of_domain=away"])
-
-
-# SpecBound and DEL
-
-
-def fitted(*layers: int) -> ExitHeads:
-    """Heads with maps behind some layers, which change nothing."""
-    hidden = DECODER.shape.hidden
-    maps = ExitSet(
-        layers, np.stack([np.eye(hidden, dtype=np.float32)] * len(layers)), np.zeros((len(layers), hidden), np.float32)
-    )
-    return ExitHeads(DECODER, maps)
-
-
-def exit_plan(heads: ExitHeads, tuned: ExitChoice | None, *assignments: str) -> tuple[Plan, EarlyExit]:
-    settings = read_settings("exit", list(assignments))
-    planner = BoundedExitPlanner(heads, 8, settings, {"": tuned} if tuned is not None else {}, None)
-    planner.start(None, None)  # type: ignore[arg-type]
-    plan = planner.plan(10)
-    assert isinstance(plan.drafter, EarlyExit)
-    return plan, plan.drafter
-
-
-def test_the_depth_bound_is_the_nearest_exit_that_was_fitted() -> None:
-    bounds = {"depth=0.85": (1, 3, 5, 7), "depth=0.625": (1, 3, 5), "depth=0.4": (1, 3), "depth=0": (1,)}
-    for depth, stops in bounds.items():
-        assert exit_plan(fitted(1, 3, 5, 7), None, depth)[1].stops == stops
-    assert exit_plan(fitted(5, 7), None, "depth=0.5")[1].stops == (5,)
-    assert exit_plan(HEADS, None)[1].stops[-1] == 2, "10 of 32 layers, of these eight"
-
-
-def test_what_the_bundle_has_tuned_and_what_a_user_sets_reach_the_drafter() -> None:
-    tuned = ExitChoice(stops=[3, 5], width=4, threshold=0.4, annealing=0.3, predicted_speedup=1.0)
-    plan, drafter = exit_plan(fitted(3, 5), tuned)
-    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3, 5), 4, 0.4, 0.3)
-    plan, drafter = exit_plan(fitted(3, 5), tuned, "depth=0.4", "width=2", "threshold=0.9", "annealing=0")
-    assert (drafter.stops, plan.draft_length, drafter.threshold, drafter.annealing) == ((3,), 2, 0.9, 0.0)
-    plan, drafter = exit_plan(HEADS, None)
-    assert (plan.draft_length, drafter.threshold, drafter.annealing) == (8, 0.55, 0.2)
-
-
-# CLaSp
 
 
 def recent_reference(tokens: int) -> ReferenceStates:
@@ -240,9 +182,6 @@ def test_clasps_programme_comes_close_to_brute_force(count: int) -> None:
     every = [cosine_of(reference, set(some)) for some in itertools.combinations(range(8), count)]
     assert found[0].cosine >= np.quantile(every, 0.9)
     assert found[0].cosine >= max(every) - 0.02
-
-
-# SWIFT
 
 
 def test_swift_finds_weak_layers_and_keeps_them_for_the_stream() -> None:
@@ -307,22 +246,6 @@ def test_the_gaussian_process_prefers_what_is_like_good_masks() -> None:
 def test_swift_verifies_more_candidates_the_less_sure_it_is(probability: float, count: int) -> None:
     """SWIFT §4.2: 10, 5, 3 and 1 for probabilities up to 0.5, 0.8, 0.95 and 1."""
     assert Masked(WEAK, 0.0, TREE)._count(-math.log(probability)) == count
-
-
-# DEL
-
-
-@pytest.mark.parametrize("right", [{2}, {4}, {6}, {4, 6}, {2, 4, 6}])
-def test_del_drafts_from_the_first_exit_that_is_always_right(right: set[int]) -> None:
-    """Tokens a layer are most where each token costs fewest layers, and where drafts are longest (KnapSpec eq. 2)."""
-    planner = DelPlanner(HEADS, 8, DelSettings(every=2, max_draft=6))
-    last, other = torch.randn(8, DECODER.shape.hidden), torch.randn(8, DECODER.shape.hidden)
-    states = [last if place // 2 in right else other for place in range(16)] + [last]
-    planner.observe(SimpleNamespace(tokens=list(range(8))), states)  # type: ignore[arg-type]
-    ModelRunner(DECODER).finish(planner.searching(10))
-    plan = planner.plan(10)
-    assert isinstance(plan.drafter, EarlyExit)
-    assert (plan.drafter.stops, plan.draft_length) == ((min(right),), 6)
 
 
 def test_a_former_name_of_a_parameter_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:

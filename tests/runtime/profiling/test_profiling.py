@@ -77,7 +77,7 @@ def test_a_neighbour_who_comes_or_goes_does_not_part_steps_from_their_parts(
     """Medians of two moments would: parts of the slow one were 0.98 s longer than whole steps of the quick one."""
     whole = StandInMachine(monkeypatch)
     measure_latency(decoder, 1e6)
-    for share in np.linspace(0.05, 0.95, 7):
+    for share in (0.05, 0.4, 0.95):
         for begin, end in ((0.0, share), (share, 11.0)):
             machine = StandInMachine(monkeypatch, tenfold(begin * whole.time, end * whole.time))
             # Slow work takes longer, so that the neighbour's time ends later than at `share` of all works.
@@ -86,7 +86,7 @@ def test_a_neighbour_who_comes_or_goes_does_not_part_steps_from_their_parts(
             assert_quiet(table, machine, pace=10.0 if table.mlp[0] > 3e-3 else 1.0)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_bursts_leave_no_table_but_a_coarse_one(seed: int, decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = StandInMachine(monkeypatch, bursts(seed))
     with pytest.raises(BusyMachineError) as caught:

@@ -29,7 +29,7 @@ def thread(engine: Engine) -> Iterator[EngineThread]:
         yield thread
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     plan=st.lists(
         st.tuples(st.integers(1, 20), st.sampled_from(["auto", "plain"]), st.none() | st.integers(0, 4)),

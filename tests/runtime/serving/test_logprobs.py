@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
@@ -48,6 +48,7 @@ def is_whole(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_bytes_of_tokens_add_up_to_the_text(kind: str, data: st.DataObject) -> None:
     """Also for tokens in orders in which no text has them."""
@@ -67,6 +68,7 @@ def test_bytes_of_tokens_add_up_to_the_text(kind: str, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_different_tokens_have_different_names(kind: str, data: st.DataObject) -> None:
     ids = st.integers(0, len(tokenizer_of(kind)) - 1)
@@ -84,6 +86,7 @@ def test_different_tokens_have_different_names(kind: str, data: st.DataObject) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_stream_that_goes_on_has_the_same_positions(kind: str, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(0, len(tokenizer_of(kind)) - 1), max_size=10))

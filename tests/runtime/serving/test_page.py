@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 from base64 import b64encode
@@ -10,28 +9,20 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 
 from tests.folders import TEXTS
-from tests.serving import serving, tiny_engine, tiny_service
+from tests.serving import send, serving, tiny_engine, tiny_service
 
 FIRST_OF_TWO_BYTES = 130
 """The token of the byte 0xc3, with which a character of two bytes begins."""
 
 
-def get(address: str) -> tuple[int, dict[str, str], str]:
-    """Status, headers and text of `/`."""
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-    connection.request("GET", "/")
-    response = connection.getresponse()
-    return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read().decode()
-
-
 def test_the_page_needs_no_key_and_reaches_this_server_alone(folder: Path) -> None:
     with serving(tiny_service(tiny_engine(folder), keys=["secret"])) as address:
-        status, headers, page = get(address)
+        status, headers, content = send(address, "/", b"", "GET")
+    page = content.decode()
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert headers["x-content-type-options"] == "nosniff"
     rules = dict(rule.split(" ", 1) for rule in headers["content-security-policy"].split("; "))
@@ -45,7 +36,7 @@ def test_the_page_needs_no_key_and_reaches_this_server_alone(folder: Path) -> No
 
 def test_a_server_can_do_without_the_page(folder: Path) -> None:
     with serving(tiny_service(tiny_engine(folder), page=False)) as address:
-        assert get(address)[0] == 404
+        assert send(address, "/", b"", "GET")[0] == 404
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +49,10 @@ def streamed(address: str, drafts: bool, **fields: Any) -> list[dict[str, Any]]:
     """The chunks of an answer."""
     options = {"include_usage": True, **({"include_drafts": True} if drafts else {})}
     body = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 60, **fields}
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-    sent = json.dumps({**body, "stream": True, "stream_options": options})
-    connection.request("POST", "/v1/chat/completions", sent, {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    assert response.status == 200
-    return [json.loads(line[6:]) for line in response.read().decode().splitlines() if line.startswith("data: {")]
+    sent = {**body, "stream": True, "stream_options": options}
+    status, _, told = send(address, "/v1/chat/completions", sent)
+    assert status == 200
+    return [json.loads(line[6:]) for line in told.decode().splitlines() if line.startswith("data: {")]
 
 
 def content(chunks: list[dict[str, Any]]) -> str:

@@ -21,7 +21,7 @@ from tests.ports import unused_port
 from tests.serving import lone, request_for, tiny_engine
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
-TOKENS = 400
+TOKENS = 240
 
 
 @pytest.fixture(scope="module")

@@ -18,19 +18,16 @@ from ssd_runtime.serving.http.keys import KEY_VARIABLE, ApiKeys, read_keys
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
 from tests.folders import TEXTS
-from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+from tests.serving import TOOL_TEMPLATE, send, serving, tiny_engine, tiny_service
 
 QUESTION = [{"role": "user", "content": TEXTS[0]}]
 CHAT = "/v1/chat/completions"
 
 
-def ask(address: str, body: Any, method: str = "POST", **headers: str) -> tuple[http.client.HTTPResponse, Any]:
-    """A response, and its body as JSON."""
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
-    connection.request(method, CHAT, json.dumps(body), {"Content-Type": "application/json", **headers})
-    response = connection.getresponse()
-    content = response.read()
-    return response, json.loads(content) if content[:1] == b"{" else content
+def ask(address: str, body: Any) -> tuple[int, Any]:
+    """Status and JSON of a response."""
+    status, _, answer = send(address, CHAT, body)
+    return status, answer
 
 
 def test_requests_set_variables_of_the_template_and_nothing_else(folder: Path) -> None:
@@ -43,8 +40,8 @@ def test_requests_set_variables_of_the_template_and_nothing_else(folder: Path) -
         ]
         assert tokens[0] < tokens[1]
         for name in ("tokenize", "add_generation_prompt", "conversation", "messages", "chat_template", "tools"):
-            response, answer = ask(address, {**body, "chat_template_kwargs": {name: "x"}})
-            assert (response.status, answer["error"]["param"]) == (400, "chat_template_kwargs")
+            status, answer = ask(address, {**body, "chat_template_kwargs": {name: "x"}})
+            assert (status, answer["error"]["param"]) == (400, "chat_template_kwargs")
 
 
 def test_a_template_that_does_not_work_is_told_before_the_server_starts(folder: Path) -> None:
@@ -110,7 +107,7 @@ def test_a_body_that_comes_too_slowly_is_refused(folder: Path) -> None:
             assert time.monotonic() - began >= 2.0
             assert response.status == 408
             assert json.loads(response.read())["error"]["code"] == "request_timeout"
-        assert ask(address, {"messages": QUESTION, "max_tokens": 2})[0].status == 200
+        assert ask(address, {"messages": QUESTION, "max_tokens": 2})[0] == 200
 
 
 def test_the_memory_for_keys_bounds_a_request_and_none_fails_of_it(folder: Path) -> None:
@@ -121,13 +118,13 @@ def test_the_memory_for_keys_bounds_a_request_and_none_fails_of_it(folder: Path)
     assert 100 < most < engine.decoder.shape.max_context
     with serving(tiny_service(engine, max_context=most)) as address:
         ids = engine.loaded.encode([("user", TEXTS[0])])
-        response, answer = ask(address, {"messages": QUESTION, "max_tokens": 5000})
-        assert response.status == 200, answer
+        status, answer = ask(address, {"messages": QUESTION, "max_tokens": 5000})
+        assert status == 200, answer
         assert answer["usage"]["total_tokens"] == most
         assert answer["choices"][0]["finish_reason"] == "length"
         assert answer["usage"]["prompt_tokens"] == len(ids)
-        response, answer = ask(address, {"messages": [{"role": "user", "content": TEXTS[0] * 10}]})
-        assert (response.status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        status, answer = ask(address, {"messages": [{"role": "user", "content": TEXTS[0] * 10}]})
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
 
 
 def ask_web(address: str, **headers: str) -> tuple[int, str]:

@@ -54,9 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WRITTEN = "{{ call.function.name }}({{ call.function.arguments | tojson }})"
 OBJECT = '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}'
 FORMS = {
-    "name": WRITTEN,
     "tags": f"<tool_call>\n{OBJECT}\n</tool_call>",
-    "list": f"{{{{ '[' if loop.first else ', ' }}}}{OBJECT}{{{{ ']' if loop.last }}}}",
     "mark": "[TOOL_CALLS]{{ call.function.name }}[ARGS]{{ call.function.arguments | tojson }}",
     "elements": (
         "<function={{ call.function.name }}>{% for key, value in call.function.arguments.items() %}"

@@ -106,15 +106,6 @@ def calling(arguments: str) -> dict[str, Any]:
     }
 
 
-def tooled(parameters: str) -> dict[str, Any]:
-    tool = {"type": "function", "function": {"name": "f", "parameters": json.loads(parameters)}}
-    return {**PLAIN, "max_tokens": 1, "tools": [tool]}
-
-
-def with_variable(value: str) -> dict[str, Any]:
-    return {**PLAIN, "max_tokens": 1, "chat_template_kwargs": {"variable": json.loads(value)["a"]}}
-
-
 LONG = 1 << 18
 """Characters of a text that is far longer than the context."""
 DEEP = f"nested more than {MOST_NESTING} deep"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from logging import getLogger
@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
-import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -23,11 +22,6 @@ from transformers import (
     StopStringCriteria,
 )
 from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import (
-    GENERATION_MODES_MAPPING,
-    is_deepspeed_zero3_enabled,
-    is_fsdp_managed_module,
-)
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.sharing.opening import open_given
@@ -40,7 +34,7 @@ from ssd_runtime.loading.pretrained import read_tokenizer
 from ssd_runtime.loading.sources import source_of
 from ssd_runtime.planning.registry import check_strategy
 from ssd_runtime.planning.strategy import MakePlanner
-from ssd_runtime.serving.generate.generate_call import GenerateCall
+from ssd_runtime.serving.generate.generate_call import GenerateCall, stock
 from ssd_runtime.serving.generate.row import batch_of, rows_of
 
 FOLDER = str(Path(__file__).parent / "recipe")
@@ -258,38 +252,6 @@ class _Engines:
                 before_copying=_before_copying,
                 when_busy=getLogger(__name__).warning,
             )
-
-
-def stock(call: GenerateCall) -> Any:
-    """Decode a call as transformers does. Raises UserError for a search that has moved to a repository on the Hub."""
-    mode = call.config.get_generation_mode()
-    name = GENERATION_MODES_MAPPING[mode]
-    if "/" in name:
-        raise UserError(f"generate: this search is custom code on the Hub; give custom_generate={name!r} instead")
-    arguments = dict(call.arguments)
-    if call.streamer is not None:
-        if name == "_beam_search":
-            raise UserError("streamer: beam search has no answer to stream before its end; omit one of them")
-        arguments["streamer"] = call.streamer
-    if _waits_for_peers(call.model):
-        arguments["synced_gpus"] = True
-    if name == "_assisted_decoding":
-        arguments["inputs_tensor"] = call.input_ids
-    method: Callable[..., Any] = getattr(type(call.model), name)
-    return method(
-        call.model,
-        call.input_ids,
-        logits_processor=call.processors,
-        stopping_criteria=call.criteria,
-        generation_config=call.config,
-        **arguments,
-    )
-
-
-def _waits_for_peers(model: PreTrainedModel) -> bool:
-    """Whether every process must run as many forwards as the others; `generate` does not pass its `synced_gpus` on."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
 
 
 def _streamer_of_caller() -> BaseStreamer | None:

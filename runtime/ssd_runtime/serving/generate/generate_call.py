@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GENERATION_MODES_MAPPING, is_deepspeed_zero3_enabled, is_fsdp_managed_module
+
+from ssd_profiles.errors import UserError
 
 CACHE_NAMES = ("past_key_values", "cache")
 """Name of the cache's argument: transformers 5.24 has renamed it."""
@@ -154,3 +157,35 @@ class GenerateCall:
         if ends and not any(hasattr(each, "eos_token_id") for each in self.criteria):
             return "without an end-of-sequence token, transformers goes on with rows that have ended"
         return None
+
+
+def stock(call: GenerateCall) -> Any:
+    """Decode a call as transformers does. Raises UserError for a search that has moved to a repository on the Hub."""
+    mode = call.config.get_generation_mode()
+    name = GENERATION_MODES_MAPPING[mode]
+    if "/" in name:
+        raise UserError(f"generate: this search is custom code on the Hub; give custom_generate={name!r} instead")
+    arguments = dict(call.arguments)
+    if call.streamer is not None:
+        if name == "_beam_search":
+            raise UserError("streamer: beam search has no answer to stream before its end; omit one of them")
+        arguments["streamer"] = call.streamer
+    if _waits_for_peers(call.model):
+        arguments["synced_gpus"] = True
+    if name == "_assisted_decoding":
+        arguments["inputs_tensor"] = call.input_ids
+    method: Callable[..., Any] = getattr(type(call.model), name)
+    return method(
+        call.model,
+        call.input_ids,
+        logits_processor=call.processors,
+        stopping_criteria=call.criteria,
+        generation_config=call.config,
+        **arguments,
+    )
+
+
+def _waits_for_peers(model: PreTrainedModel) -> bool:
+    """Whether every process must run as many forwards as the others; `generate` does not pass its `synced_gpus` on."""
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return several and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))

@@ -1,0 +1,45 @@
+"""Decoders with light copies of their weights."""
+
+from __future__ import annotations
+
+import torch
+
+from ssd_profiles.mask import FULL, SubLayerPlan
+from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import Head, ModelRunner
+from ssd_runtime.planning.plan import ConstantPlanner, Plan
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.session import Session
+from ssd_runtime.weights.draft_bits import DraftBits
+from tests.models import tiny_model
+
+LAYERS = 4
+
+
+IDS, LIMITS = list(range(3, 13)), Limits(60)
+
+
+def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **settings: int) -> Decoder:
+    """A decoder with light copies."""
+    decoder = Decoder(tiny_model(variant, seed=seed, **settings))
+    decoder.lighten(bits)
+    assert decoder.light.kernels
+    return decoder
+
+
+def drafted(decoder: Decoder, drafter: Masked, sampling: SamplingParams = GREEDY, length: int = 5) -> Generation:
+    """An answer to `IDS`, drafted by a drafter."""
+    return generate(Session(decoder, sampling), IDS, ConstantPlanner(Plan("test", drafter, length)), LIMITS)
+
+
+def logits_of(decoder: Decoder, mask: SubLayerPlan | None = None) -> torch.Tensor:
+    """Logits after `IDS` of a draft by a mask, or of the whole model."""
+    session = Session(decoder)
+    runner = ModelRunner(decoder)
+    [x] = runner.answer([session.request(IDS, mask=mask)])
+    [logits] = runner.answer([Head(x, bits=mask.head_bits if mask else FULL)])
+    return logits

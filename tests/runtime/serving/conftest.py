@@ -1,0 +1,37 @@
+"""Fixtures of `generate` with self-speculation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from ssd_runtime import CustomGenerate
+from tests.folders import TEXTS
+from tests.generation import NEW
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(folder, padding_side="left")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """A model in which drafts of a few layers are often right, and whose first answer ends half-way."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompt = tokenizer(TEXTS[0], return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=NEW)[0, prompt.input_ids.shape[1] :].tolist()
+    model.generation_config.eos_token_id = next(token for token in answer[20:] if token not in answer[:20])
+    return model
+
+
+@pytest.fixture(scope="module")
+def fast() -> CustomGenerate:
+    return CustomGenerate(strategy="clasp")

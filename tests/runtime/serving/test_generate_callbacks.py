@@ -1,0 +1,150 @@
+"""A user's processors, criteria and streamers are called as stock decoding calls them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from threading import Thread
+
+import pytest
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteriaList,
+    TextIteratorStreamer,
+)
+
+from ssd_profiles.errors import UserError
+from ssd_runtime import CustomGenerate
+from ssd_runtime.serving.generate.custom_generate import FOLDER, StockDecodingWarning
+from tests.generation import NEW, Blocks, Lengthy, Seen, Watched, prompts
+
+pytestmark = pytest.mark.usefixtures("made_up_latencies")
+Model = PreTrainedModel
+Words = PreTrainedTokenizerBase
+
+
+@pytest.fixture(autouse=True)
+def _no_fallback() -> Iterator[None]:
+    """Whatever is not served fails, unless a test expects the warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StockDecodingWarning)
+        yield
+
+
+def test_a_users_processor_is_called_once_per_token_with_the_tokens_before_it(
+    model: Model, tokenizer: Words, fast: CustomGenerate
+) -> None:
+    inputs = prompts(tokenizer, 1)
+    stock, mine = Watched(), Watched()
+    expected = model.generate(**inputs, max_new_tokens=NEW, logits_processor=LogitsProcessorList([stock]))
+    streamer = Blocks()
+    got = model.generate(
+        **inputs,
+        max_new_tokens=NEW,
+        logits_processor=LogitsProcessorList([mine]),
+        custom_generate=fast.streaming_to(streamer),
+    )
+    assert torch.equal(got, expected)
+    assert mine.seen == stock.seen
+
+
+def test_no_processor_is_asked_for_what_follows_the_end(model: Model, tokenizer: Words) -> None:
+    """Drafts go on beyond the end of an answer: by lookup, the answer's own tokens follow its end in this prompt."""
+    ids = prompts(tokenizer, 1)["input_ids"]
+    answer = model.generate(ids, max_new_tokens=NEW, eos_token_id=-1)
+    repeated = torch.cat([answer, ids], 1)
+    continued = model.generate(repeated, max_new_tokens=NEW, eos_token_id=-1)[0, repeated.shape[1] :].tolist()
+    for end in (10, 13, 16, 19):
+        stops = StoppingCriteriaList([lambda ids, _, end=end: torch.tensor([ids.shape[1] >= repeated.shape[1] + end])])
+        for more in ({"eos_token_id": continued[end]}, {"eos_token_id": -1, "stopping_criteria": stops}):
+            stock, mine = Seen(), Seen()
+            for seen, own in ((stock, None), (mine, CustomGenerate(strategy="lookup"))):
+                options = {"logits_processor": LogitsProcessorList([seen]), "max_new_tokens": NEW, **more}
+                model.generate(
+                    repeated,
+                    attention_mask=torch.ones_like(repeated),
+                    **options,
+                    **({"custom_generate": own} if own is not None else {}),
+                )
+            assert mine.seen == stock.seen
+
+
+def test_a_users_criterion_is_called_once_per_token_and_stops_exactly(
+    model: Model, tokenizer: Words, fast: CustomGenerate
+) -> None:
+    inputs = prompts(tokenizer, 1)
+    for scores in (False, True):
+        stock, mine = Lengthy(), Lengthy()
+        options = {"max_new_tokens": NEW, "return_dict_in_generate": scores, "output_scores": scores}
+        expected, got = (
+            model.generate(**inputs, **options, stopping_criteria=StoppingCriteriaList([criterion]), **more)
+            for criterion, more in ((stock, {}), (mine, {"custom_generate": fast}))
+        )
+        if scores:
+            expected, got = expected.sequences, got.sequences
+        assert torch.equal(got, expected)
+        assert got.shape[1] % 16 == 0
+        assert mine.seen == stock.seen
+        assert mine.scores == stock.scores
+
+
+def test_stop_strings_end_where_stock_decoding_ends(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    inputs = prompts(tokenizer, 1)
+    width = inputs["input_ids"].shape[1]
+    text = tokenizer.decode(model.generate(**inputs, max_new_tokens=NEW)[0, width:])
+    stop = next(text[i : i + 2] for i in range(5, len(text)) if text[i : i + 2].isascii() and text[i] not in text[:i])
+    expected = model.generate(**inputs, max_new_tokens=NEW, stop_strings=stop, tokenizer=tokenizer)
+    assert expected.shape[1] < width + 20
+    knowing = fast.streaming_to(None, tokenizer)
+    assert torch.equal(
+        model.generate(**inputs, max_new_tokens=NEW, stop_strings=stop, custom_generate=knowing), expected
+    )
+    config = GenerationConfig(max_new_tokens=NEW, stop_strings=[stop], pad_token_id=0)
+    for given in ({"stop_strings": stop, "max_new_tokens": NEW}, {"generation_config": config}):
+        got = model.generate(
+            **inputs, **given, tokenizer=tokenizer, custom_generate=FOLDER, trust_remote_code=True, strategy="clasp"
+        )
+        assert torch.equal(got, expected)
+    assert config.stop_strings == [stop]
+    with pytest.raises(UserError, match="stop_strings: no tokenizer"):
+        model.generate(**inputs, stop_strings=stop, custom_generate=fast)
+
+
+def test_an_accepted_block_is_streamed_at_once(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    """Closed over, given to `generate`, and through the folder: the prompt comes first, the answer in blocks."""
+    inputs = prompts(tokenizer, 1)
+    prompt = inputs["input_ids"]
+    expected = model.generate(**inputs, max_new_tokens=NEW)[0, prompt.shape[1] :].tolist()
+    closed, dropped, handed = Blocks(), Blocks(), Blocks()
+    model.generate(**inputs, max_new_tokens=NEW, custom_generate=fast.streaming_to(closed))
+    model.generate(**inputs, max_new_tokens=NEW, streamer=dropped, custom_generate=fast)
+    model.generate(
+        **inputs,
+        max_new_tokens=NEW,
+        streamer=handed,
+        custom_generate=FOLDER,
+        trust_remote_code=True,
+        strategy="clasp",
+    )
+    for streamer in (closed, dropped, handed):
+        assert torch.equal(streamer.put_values[0], prompt)
+        blocks = streamer.put_values[1:]
+        assert [token for block in blocks for token in block.tolist()] == expected
+        assert max(len(block) for block in blocks) > 1
+        assert streamer.ends == 1
+
+
+def test_a_thread_answers_an_iterating_streamer(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    inputs = prompts(tokenizer, 1)
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, timeout=60)
+    options = {**inputs, "max_new_tokens": NEW, "custom_generate": fast.streaming_to(streamer)}
+    thread = Thread(target=model.generate, kwargs=options)
+    thread.start()
+    text = "".join(streamer)
+    thread.join()
+    answer = model.generate(**inputs, max_new_tokens=NEW)[0, inputs["input_ids"].shape[1] :]
+    assert text == tokenizer.decode(answer)

@@ -1,0 +1,183 @@
+"""Whatever a body says, it is honoured or refused by name, and never a defect of the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ssd_runtime.serving.http.openai.requests.fields import IGNORED_SAFELY, UNSUPPORTED
+from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CompletionRequest
+from tests.folders import TEXTS
+from tests.serving import send, serving, tiny_engine, tiny_service
+
+QUESTION = [{"role": "user", "content": TEXTS[0]}]
+BODIES = int(os.environ.get("SSD_BODIES", "150"))
+"""Bodies of requests that are made up; CONTRIBUTING.md says when to try more."""
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    limits = {"max_new_tokens": 400, "max_body_bytes": 20_000, "allowed_strategies": ("clasp", "knn")}
+    with serving(tiny_service(tiny_engine(folder), **limits)) as address:
+        yield address
+
+
+def chat(address: str, **fields: Any) -> tuple[int, Any]:
+    status, _, body = send(address, "/v1/chat/completions", {"messages": QUESTION, "max_tokens": 4, **fields})
+    return status, body
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"nonsense": 1}, "nonsense", "unknown_parameter"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "invalid_value"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role", "invalid_value"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "invalid_value"),
+        ({"temperature": -1}, "temperature", "invalid_value"),
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"top_p": 1.5}, "top_p", "invalid_value"),
+        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 401}, "max_tokens", "invalid_value"),
+        ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens", "invalid_value"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
+        ({"stop": ""}, "stop", "invalid_value"),
+        ({"stop": [1]}, "stop", "invalid_value"),
+        ({"n": 17}, "n", "invalid_value"),
+        ({"seed": 1 << 63}, "seed", "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "invalid_value"),
+        ({"guided_regex": "a"}, "guided_regex", "unsupported_parameter"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+        ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
+        ({"logit_bias": {"500000": 10}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"x": 10}}, "logit_bias", "invalid_value"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "invalid_value"),
+        ({"presence_penalty": 2.5}, "presence_penalty", "invalid_value"),
+        ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "invalid_value"),
+        ({"ssd": {"strategy": "nonsense"}}, "ssd.strategy", "invalid_value"),
+        ({"ssd": {"strategy": "knn"}}, "ssd.strategy", "invalid_value"),
+        ({"ssd": {"strategy": "clasp", "parameters": {"x": 1}}}, "ssd.parameters", "invalid_value"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(address: str, fields: Any, param: str, code: str) -> None:
+    status, body = chat(address, **fields)
+    assert status == 400, body
+    assert body["error"]["type"] == "invalid_request_error"
+    assert (body["error"]["param"], body["error"]["code"]) == (param, code)
+    assert body["error"]["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias: '5': input should be less than or equal to 100"),
+        ({"logit_bias": {"5": -100.5}}, "logit_bias", "logit_bias: '5': input should be greater than or equal to -100"),
+        ({"logit_bias": {"str": 101}}, "logit_bias.str", "logit_bias.str: input should be less than or equal to 100"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias", "logit_bias: '5': input should be a valid number"),
+        ({"logit_bias": {"5": None}}, "logit_bias", "logit_bias: '5': input should be a valid number"),
+        ({"logit_bias": [5]}, "logit_bias", "logit_bias: input should be a valid dictionary"),
+        ({"stop": [1]}, "stop", "stop: expected text, or a list of up to four texts"),
+        ({"ssd": {"parameters": {"x": []}}}, "ssd.parameters.x", "ssd.parameters.x: expected text or a number"),
+        ({"ssd": {"parameters": {"a-b": []}}}, "ssd.parameters", "ssd.parameters: 'a-b': expected text or a number"),
+        ({"messages": [{"role": "user", "content": [1]}]}, "messages.0.content", "messages.0.content: expected text"),
+    ],
+    ids=str,
+)
+def test_a_complaint_says_what_is_wrong_with_which_value(address: str, fields: Any, param: str, message: str) -> None:
+    """A name that the client chose, such as a token's id, is no name of a type."""
+    status, body = chat(address, **fields)
+    assert (status, body["error"]["param"]) == (400, param)
+    assert body["error"]["message"].startswith(message)
+
+
+def test_every_field_of_openais_interface_is_known(address: str) -> None:
+    """Honoured, refused with a reason, or ignored with a reason: the client's own list of fields has no other."""
+    from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
+    from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
+
+    known = set(IGNORED_SAFELY) | set(UNSUPPORTED)
+    assert set(ChatParams.__annotations__) - known <= set(ChatRequest.model_fields)
+    assert set(CompletionParams.__annotations__) - known <= set(CompletionRequest.model_fields)
+    assert chat(address, **dict.fromkeys(IGNORED_SAFELY, "x"))[0] == 200
+    harmless = {name: each.harmless[0] for name, each in UNSUPPORTED.items() if each.harmless}
+    assert chat(address, **harmless)[0] == 200
+    for name in UNSUPPORTED:
+        assert chat(address, **{name: None})[0] == 200
+        status, body = chat(address, **{name: {"some": "value"}})
+        assert (status, body["error"]["code"]) == (400, "unsupported_parameter")
+
+
+def test_errors_have_openais_form_whatever_is_wrong(address: str) -> None:
+    long = {"messages": [{"role": "user", "content": "word " * 600}]}
+    path = "/v1/chat/completions"
+    for status, code, answer in (
+        (404, "not_found", send(address, "/v1/nothing", {})),
+        (405, "method_not_allowed", send(address, path, {}, "GET")),
+        (415, "unsupported_media_type", send(address, path, {}, **{"Content-Type": "text/plain"})),
+        (413, "request_too_large", send(address, path, b" " * 30_000)),
+        (400, "invalid_json", send(address, path, b"{")),
+        (400, "invalid_json", send(address, path, b"[1]")),
+        (400, "invalid_json", send(address, path, b"\xff{}")),
+        (400, "invalid_json", send(address, path, b'{"user": "\\ud800"}')),
+        (400, "invalid_json", send(address, path, b"[" * 5000)),
+        (400, "missing_required_parameter", send(address, path, {})),
+        (404, "model_not_found", send(address, path, {"model": "other", "messages": QUESTION})),
+        (404, "model_not_found", send(address, "/v1/models/other", b"", "GET")),
+        (400, "context_length_exceeded", send(address, path, long)),
+        (400, "invalid_value", send(address, "/v1/completions", {"prompt": [5, 100_000]})),
+        (400, "invalid_value", send(address, "/v1/completions", {"prompt": ""})),
+    ):
+        assert answer[0] == status, answer
+        assert set(answer[2]["error"]) == {"message", "type", "param", "code"}
+        assert answer[2]["error"]["code"] == code
+    assert send(address, "/v1/models", b"", "GET")[2]["data"][0]["id"] == "tiny"
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*ChatRequest.model_fields, *CompletionRequest.model_fields, *UNSUPPORTED, *IGNORED_SAFELY})
+VALUES: list[Any] = [0, 1, 2, 0.5, -1, 1e-300, 1e300, 1 << 64, True, "", "x", "auto", [], ["x"], [[5]], [5, 6], {}]
+LIKELY = st.sampled_from(
+    [*VALUES, QUESTION, QUESTION * 2, [{"role": "tool", "content": "x", "tool_call_id": "1"}], {"include_usage": True}]
+)
+
+
+@settings(max_examples=BODIES, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(["/v1/chat/completions", "/v1/completions"]),
+    fields=st.dictionaries(st.sampled_from(FIELDS), LIKELY | JSON, max_size=4),
+    given_prompt=st.booleans(),
+)
+def test_no_body_is_a_servers_error(address: str, path: str, fields: dict[str, Any], given_prompt: bool) -> None:
+    prompt = ({"messages": QUESTION} if "chat" in path else {"prompt": "x"}) if given_prompt else {}
+    body: dict[str, Any] = {**prompt, "max_tokens": 2, **fields}
+    status, headers, answer = send(address, path, body)
+    assert status in (200, 400, 404), answer
+    if status != 200:
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+    elif isinstance(answer, bytes):
+        assert headers["content-type"].startswith("text/event-stream")
+        assert answer.endswith(b"data: [DONE]\n\n")
+        assert b'"error"' not in answer
+
+
+@settings(max_examples=BODIES // 4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=st.binary(max_size=60) | st.text(max_size=60).map(str.encode))
+def test_no_bytes_are_a_servers_error(address: str, body: bytes) -> None:
+    assert send(address, "/v1/chat/completions", body)[0] == 400

@@ -1,0 +1,110 @@
+"""A stand-in for our own library that makes each call with each of its numbers spoilt."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ssd_runtime.model.native.native_attention import SegmentPlace, _Block
+from ssd_runtime.weights.kernels.kernel import _Norm
+from ssd_runtime.weights.kernels.native import _Weight
+from ssd_runtime.weights.native.library import Library
+
+WRONG = (0, -1, 1, 2**28, 2**31 + 1, 2**62, 2**63 - 1, -(2**63))
+"""Numbers that stand in for each number of a call, beside its neighbours."""
+THREADS = (0, -1, -(2**31), 3)
+FREE = ("slots", "own")
+"""Numbers that nothing else tells: they choose among slots that the pool has."""
+NAMES = {
+    "linear": "weight norm x x_bytes n residual residual_bytes y memory floats threads",
+    "mlp": "weight down norm x x_bytes n y memory floats threads",
+    "attention": "block segments count cos sin bytes width stride x x_bytes n longest y memory floats threads",
+}
+OPTIONAL = ("norm", "residual", "bias", "cos", "sin", "q_norm", "k_norm")
+FILL = 0x55
+
+
+class Spoiler:
+    """Stands in for a library: makes each call with each of its numbers spoilt, and then as it is.
+
+    A call that is refused has written nothing. One that is not has the right result, unless the number is `FREE`.
+    """
+
+    def __init__(self, real: Library) -> None:
+        self.real = real
+        self.codes = list[int]()
+
+    def refusal(self, code: int) -> RuntimeError:
+        return self.real.refusal(code)
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *args: self.call(name, list(args))
+
+    def call(self, function: str, args: list[Any]) -> int:
+        names = NAMES[function].split()
+        given = dict(zip(names, args, strict=True))
+        run = getattr(self.real, function)
+        areas = [(given["y"], 4 * given["n"] * _width(function, given))]
+        for segment in _segments(function, given):
+            areas += [(segment.keys, segment.bytes), (segment.values, segment.bytes)]
+        before = [ctypes.string_at(*area) for area in areas]
+        untouched = [bytes([FILL]) * areas[0][1], *before[1:]]
+
+        def trial(*changed: Any) -> tuple[int, list[bytes]]:
+            for (address, _), content in zip(areas, untouched, strict=True):
+                ctypes.memmove(address, content, len(content))
+            return run(*changed), [ctypes.string_at(*area) for area in areas]
+
+        def spoilt(name: str, *changed: Any) -> None:
+            code, found = trial(*changed)
+            assert found == (untouched if code else right) or (name in FREE and not code), name
+            self.codes.append(code)
+
+        _, right = trial(*args)
+        for at, name in enumerate(names):
+            for value in _spoilt(name, args[at]):
+                spoilt(name, *args[:at], value, *args[at + 1 :])
+        for structure in _structures(function, given):
+            for name, kind in structure._fields_:
+                kept = getattr(structure, name)
+                for value in _spoilt(name, kept) if kind is not ctypes.c_float else ():
+                    setattr(structure, name, value)
+                    spoilt(name, *args)
+                setattr(structure, name, kept)
+        return trial(*args)[0]
+
+
+def _spoilt(name: str, right: Any) -> Iterator[Any]:
+    if name == "threads":
+        yield from (value for value in THREADS if value != right)
+    elif name in ("scale", "own_threads") or (name in OPTIONAL) or right is None:
+        return
+    elif isinstance(right, int) and right > 2**40:  # an address
+        yield None
+    else:
+        near = (right - 32, right - 16, right - 1, right + 1, right + 16, right + 32, right // 2, 2 * right)
+        yield from (value for value in (*WRONG, *near) if value != right)
+
+
+def _width(function: str, given: dict[str, Any]) -> int:
+    if function == "attention":
+        return int(given["x_bytes"] // 4 // given["n"])
+    weight = _Weight.from_address(given["weight" if function == "linear" else "down"])
+    return int(weight.out_features)
+
+
+def _segments(function: str, given: dict[str, Any]) -> list[SegmentPlace]:
+    return list((SegmentPlace * given["count"]).from_address(given["segments"])) if function == "attention" else []
+
+
+def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
+    """All structures that a call's addresses lead to."""
+    norms, weights, found = [given.get("norm")], [given.get("weight"), given.get("down")], list[ctypes.Structure]()
+    if function == "attention":
+        block = _Block.from_address(given["block"])
+        norms += [block.norm, block.q_norm, block.k_norm]
+        weights += [*(ctypes.c_void_p * block.projections).from_address(block.qkv), block.output]
+        found += [block, *_segments(function, given)]
+    found += [_Norm.from_address(each) for each in norms if each is not None]
+    return found + [_Weight.from_address(each) for each in weights if each is not None]
