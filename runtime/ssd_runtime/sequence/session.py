@@ -1,4 +1,4 @@
-"""A session holds one sequence: its tokens, its cache and its sampler."""
+"""A session runs the model for one sequence: its prompt, then whatever rows a drafter or a verification asks for."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from torch import Tensor
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.devices.clock import queues_work
-from ssd_runtime.devices.transfer import take_rows, to_device
+from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch import MOST_BY_ROW, Lineage
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import FORWARD_ROWS
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Ahead, Forward, ModelRunner, Work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
-from ssd_runtime.sampling.sampler import Paths, Proposal, Sampler
-from ssd_runtime.sequence.load import Load
+from ssd_runtime.sampling.sampler import Paths, Proposal
 from ssd_runtime.sequence.mtp_states import MtpStates
 from ssd_runtime.sequence.prefill import Prefill
-from ssd_runtime.sequence.prefix_cache import Prefix, PrefixCache, shared_tokens
+from ssd_runtime.sequence.prefix_cache import Prefix, PrefixCache
 from ssd_runtime.sequence.prompt_states import BLOCK, PromptStates
-from ssd_runtime.structure.matcher import Matcher
+from ssd_runtime.sequence.sequence import TokenSequence
 
 PREFILL_CHUNK = FORWARD_ROWS
 """Tokens of a prompt in one forward. From 768 rows on, torch's attention on CPUs reads the keys once per 256 rows,
@@ -40,12 +38,11 @@ FEW_BEHIND = 16
 it writes the keys alone."""
 
 
-class Session:
-    """A sequence being decoded, with the full model's keys and values of its committed tokens in the cache.
+class Session(TokenSequence):
+    """A sequence with the model that runs it.
 
-    Forwards write after the committed tokens and only `commit` adds to these. So the next forward overwrites the keys
-    of drafts and of rejected tokens. If a sequence outgrows the context of longrope's first angles, the committed
-    tokens are computed again with the second ones, as transformers does.
+    If a sequence outgrows the context of longrope's first angles, the committed tokens are computed again with the
+    second ones, as transformers does.
     """
 
     def __init__(
@@ -62,56 +59,18 @@ class Session:
         decoder.refresh()
         self.decoder = decoder
         self._runner = ModelRunner(decoder)
-        self._prefixes = prefixes
-        self._owner = owner
-        self._version = decoder.version
-        self.cache = decoder.new_cache() if prefixes is None else KVCache(prefixes.pool)
-        self.ids: list[int] = []
-        self._written = 0
-        """The slot after the last that a request since the latest commit writes; 0 without one."""
-        self.sampling = sampling
-        self._sampler = Sampler(sampling, decoder.device)
-        self._prompt: Prefill | None = None
-        self._states = self._no_states()
-        self._states_are_long = False
-        """Whether the states were computed with longrope's second angles."""
-        self._pending: int | None = None
-        self.reused = 0
-        """Prompt tokens that were not run, because the prompt began like an earlier sequence."""
+        super().__init__(
+            cache=decoder.new_cache() if prefixes is None else KVCache(prefixes.pool),
+            sampling=sampling,
+            device=decoder.device,
+            states=self._no_states(),
+            rope_switch=decoder.rope_switch,
+            prefixes=prefixes,
+            owner=owner,
+            version=decoder.version,
+        )
         self.chunk = PREFILL_CHUNK
         """Most prompt tokens of a forward; the scheduler lowers it while other sequences wait for that."""
-        self.load: Load | None = None
-        """Load of the step of the latest forward of the full model; None for a lone sequence."""
-
-    @property
-    def matcher(self) -> Matcher | None:
-        """The matcher of the grammar that the answer is held to; None without one."""
-        return self._sampler.matcher
-
-    @property
-    def prefilled(self) -> bool:
-        """Whether the whole prompt has been run."""
-        return self._prompt is not None
-
-    @property
-    def pending(self) -> int:
-        """The answer's latest token, which comes after the committed ones and which no forward has run yet."""
-        assert self._pending is not None, "no token of the answer has been chosen"
-        return self._pending
-
-    @pending.setter
-    def pending(self, token: int) -> None:
-        self._pending = token
-
-    @property
-    def committed(self) -> int:
-        """Number of tokens committed so far."""
-        return len(self.ids)
-
-    @property
-    def written(self) -> int:
-        """The slot after the last that holds the committed tokens, or rows of the requests after them."""
-        return max(self.committed, self._written)
 
     def prefill(self, ids: list[int], beginning: Prefill | None = None, new_tokens: int = 0) -> Prefill:
         """Run `prefilling` for a lone sequence."""
@@ -188,73 +147,10 @@ class Session:
         )
         return self._prompt
 
-    def known_prefix(self, ids: Sequence[int]) -> tuple[Prefix, int] | None:
-        """The kept prefix with the most tokens in common with a prompt, and their number; None without any."""
-        if self._prefixes is None:
-            return None
-        return self._prefixes.longest(ids, self._is_long(len(ids)), self._version, self._owner)
-
-    def awaits(self, ids: Sequence[int], running: Session, prompt: Sequence[int]) -> bool:
-        """Whether a new prompt should wait for a running sequence to run its own `prompt`.
-
-        It should if it can then copy more tokens from that than from any prefix that is known now.
-        """
-        if self._prefixes is None or running._prefixes is not self._prefixes or running.prefilled:
-            return False
-        if running._owner != self._owner or self._is_long(len(ids)) != self._is_long(len(prompt)):
-            return False
-        shared = shared_tokens(ids, prompt)
-        if not shared:
-            return False
-        known = self.known_prefix(ids)
-        return shared > (known[1] if known is not None else 0)
-
-    def _reuse(self, ids: list[int]) -> Prefix | None:
-        """Take over the keys of the longest known prefix of a prompt, whose states are still to be resumed."""
-        found = self.known_prefix(ids)
-        if self._prefixes is None or found is None:
-            return None
-        prefix, tokens = found
-        # The keys come first: while this sequence waits for its states, another may take the prefix or drop it.
-        self.cache = self._prefixes.reuse(prefix, tokens, self.cache)
-        self.ids = ids[:tokens]
-        self.reused = tokens
-        return prefix
-
-    def look_back(self, tokens: int) -> None:
-        """Make sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again.
-
-        It holds until the session returns to the end of its prompt, or takes another one.
-        """
-        self.cache.lookback = max(self.cache.lookback, tokens)
-        self.cache.states.lookback = max(self.cache.states.lookback, tokens)
-
     def pin(self) -> None:
         """Make a search's tokens so far stay what it can run again, until the session returns or takes a prompt."""
         self.look_back(self.decoder.shape.max_context)
         self.cache.states.pinned = self.committed
-
-    def close(self, keep: bool = True) -> None:
-        """Release the slots of a pool; with `keep`, the tokens become a prefix for new sequences."""
-        if self._prefixes is None:
-            return
-        self._withdraw()
-        if keep and self.cache.long == self._states_are_long:
-            self._prefixes.keep(
-                ids=self.ids, cache=self.cache, states=self._states, version=self._version, owner=self._owner
-            )
-        else:
-            self.cache.release()
-
-    def release(self) -> None:
-        """Give the slots back to the pool; the tokens stay, for `recomputing`."""
-        self._withdraw()
-        self.cache.release()
-
-    def _withdraw(self) -> None:
-        """End the loan of the prompt."""
-        if self._prefixes is not None:
-            self._prefixes.withdraw(self.cache)
 
     def fork(self) -> Session:
         """Make an independent session with the same committed tokens."""
@@ -390,22 +286,6 @@ class Session:
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 
-    def commit(self, ids: list[int], rows: list[int] | None = None, states: Tensor | None = None) -> None:
-        """Commit `ids`, whose keys and values a forward has written.
-
-        `rows` are their rows in the forward, in the order of positions; by default the first ones. `states` [n, hidden]
-        are the forward's, after the last sub-layer, which a prefix cache and an MTP layer need.
-        """
-        for place, row in enumerate(rows or ()):
-            if row != place:
-                self.cache.move(self.committed + row, self.committed + place)
-        self.ids.extend(ids)
-        self.cache.states.settle(self.committed)
-        self._written = 0
-        if states is not None and (self._prefixes is not None or self._states.mtp is not None):
-            # A view would keep the rows of all sequences of the forward in memory.
-            self._states.add(take_rows(states, rows) if rows is not None else states[: len(ids)].clone())
-
     def choose(self, logits: Tensor, paths: Paths, drawn: Sequence[tuple[int, Tensor]] = ()) -> Callable[[int], int]:
         """Return a function from a row of `logits` to the target's token after it (`Sampler.choose`).
 
@@ -434,14 +314,6 @@ class Session:
         self._sampler.restart(prompt)
         return self._sampler.gap(logits, known=self.ids, token=token, within=within)
 
-    @property
-    def reads_late(self) -> bool:
-        """Whether tokens are chosen on the device and read by the host once per cycle, since every read synchronises.
-
-        It is true for greedy decoding without logits processors on devices that queue work.
-        """
-        return queues_work(self.decoder.device) and self._sampler.is_argmax
-
     def draft_room(self, most: int) -> int:
         """Most draft tokens of one verification, at most `most`.
 
@@ -449,11 +321,8 @@ class Session:
         """
         if self.decoder.bitwise:
             most = min(most, MOST_BY_ROW - 1)
-        switch = self.decoder.rope_switch
+        switch = self._rope_switch
         return most if switch is None or self.cache.long else min(most, switch - self.committed - 1)
-
-    def _is_long(self, tokens: int) -> bool:
-        return self.decoder.rope_switch is not None and tokens > self.decoder.rope_switch
 
     def _compute_again(self, long: bool) -> None:
         """Compute the committed tokens' keys and values again, with the other angles of longrope."""
