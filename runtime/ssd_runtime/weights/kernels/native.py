@@ -227,7 +227,7 @@ class Native:
 
 def quantised_floats(n: int, width: int) -> int:
     """The number of floats that `n` quantised rows of `width` columns take."""
-    return n * (width // 4 + 4 * (width // GROUP))
+    return n * (width // 4 + 5 * (width // GROUP))
 
 
 def mlp_floats(n: int, gate_up: Native, down: Native) -> int:

@@ -13,8 +13,8 @@
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
 #define HALF_CHUNK 8 /* Most rows of a pass where a chunk is not full. */
 #define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
-#define ITEM 1048576 /* Bytes of a large weight that a thread takes at a time: some ten microseconds. Memory is a tenth
-                      * slower where two threads read turns of 64 KiB. */
+#define LARGEST 1048576 /* Most and least bytes of a weight that a thread takes at a time. Memory is a tenth slower where */
+#define LEAST 65536     /* two threads read turns of the least all the time; at the end they balance their work. */
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
                   * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
 #define PARTS (TILE / LANES)
@@ -34,8 +34,8 @@ typedef struct {
 } Norm;
 
 /* Quantised rows, in chunks of CHUNK rows and the rest: per chunk of `count` rows, levels [in / GROUP][count][GROUP], and
- * [in / GROUP][count] scales, sums of the levels of either half, and -128 times both as INTEGER_BITS + that. So the rows of a chunk lie at
- * distances that are constant where `count` is. */
+ * [in / GROUP][count] scales, [3] sums of the levels of either half and of both, and -128 times both as INTEGER_BITS + that.
+ * So the rows of a chunk lie at distances that are constant where `count` is. */
 typedef struct {
     int8_t *levels;
     float *scales, *sums;
@@ -85,15 +85,16 @@ static void quantise(const float *x, const Norm *norm, Rows rows, int64_t row, i
             sums[p * LANES >= GROUP / 2] += store_levels(rows.levels + at * GROUP + p * LANES, numbers ? levels : zeros());
         }
         rows.scales[at] = finite ? scale : NAN;
-        rows.sums[2 * at] = (float)sums[0];
-        rows.sums[2 * at + 1] = (float)sums[1];
+        rows.sums[3 * at] = (float)sums[0];
+        rows.sums[3 * at + 1] = (float)sums[1];
+        rows.sums[3 * at + 2] = (float)(sums[0] + sums[1]);
         rows.offsets[at] = INTEGER_BITS - 128 * (sums[0] + sums[1]);
     }
 }
 
 /* The number of floats that n quantised rows take. */
 static int64_t floats_of(int64_t n, int64_t in) {
-    return n * (in / 4 + 4 * (in / GROUP));
+    return n * (in / 4 + 5 * (in / GROUP));
 }
 
 typedef struct {
@@ -112,7 +113,7 @@ static void quantise_item(const void *about, int64_t row, int worker) {
 /* The quantised rows of x, in `memory`. */
 static Rows quantised(Threads threads, const float *x, const Norm *norm, int64_t n, int64_t in, float *memory) {
     const int64_t groups = n * (in / GROUP);
-    int32_t *offsets = (int32_t *)(memory + 3 * groups);
+    int32_t *offsets = (int32_t *)(memory + 4 * groups);
     const Rows rows = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
                        .offsets = offsets, .in = in};
     const Quantising about = {x, norm, rows, n};
@@ -176,7 +177,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
                             + tile * groups * second_bytes(format);
     const int64_t at_first = first * groups + begin;
     const int8_t *columns = rows.levels + at_first * GROUP;
-    const float *row_scales = rows.scales + at_first, *row_sums = rows.sums + 2 * at_first;
+    const float *row_scales = rows.scales + at_first, *row_sums = rows.sums + 3 * at_first;
     const int32_t *offsets = rows.offsets + at_first;
     Floats total[CHUNK * PARTS], factors[PARTS][2] = {0};
 #pragma GCC unroll 32
@@ -217,10 +218,10 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
                     product = half ? add(product, part_of) : part_of;
                 }
                 if (halves_of == 2) {
-                    product = multiply_add(least[0], all(row_sums[2 * r]), product);
-                    product = multiply_add(least[1], all(row_sums[2 * r + 1]), product);
+                    product = multiply_add(least[0], all(row_sums[3 * r]), product);
+                    product = multiply_add(least[1], all(row_sums[3 * r + 1]), product);
                 } else if (!has_offset(format)) {
-                    product = multiply_add(least[0], all(row_sums[2 * r] + row_sums[2 * r + 1]), product);
+                    product = multiply_add(least[0], all(row_sums[3 * r + 2]), product);
                 }
                 total[r * PARTS + part] = multiply_add(product, all(row_scales[r]), total[r * PARTS + part]);
             }
@@ -229,7 +230,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
         second += second_bytes(format);
         columns += chunked * GROUP;
         row_scales += chunked;
-        row_sums += 2 * chunked;
+        row_sums += 3 * chunked;
         offsets += chunked;
     }
 #pragma GCC unroll 32
@@ -268,17 +269,50 @@ static void products(const Weight *weight, int64_t tile, Rows rows, int64_t firs
     of_format[weight->format](weight, tile, rows, first, count, sums);
 }
 
-/* A weight's tiles come to threads in items of so many: torch's threads have fixed shares anyway. */
-static int64_t tiles_together(const Weight *weight, int64_t tiles, Threads threads) {
-    const int64_t bytes = tile_bytes(formats[weight->format], weight->in / GROUP), most = tiles / (8 * threads.count);
-    const int64_t tiles_of_item = (ITEM + bytes - 1) / bytes, fewer = tiles_of_item < most ? tiles_of_item : most;
-    return threads.own && fewer > 1 ? fewer : 1;
+/* How tiles come to threads, one item after the other: each time a share of those that are left, from `most` tiles at first
+ * to `least` at the end. So threads read long runs, and end together. */
+typedef struct {
+    int64_t tiles, most, least, shares;
+} Items;
+
+/* The items of `tiles` tiles of `bytes` each for a product of n rows; torch's threads have fixed shares of single tiles. */
+static Items items_of_tiles(int64_t tiles, int64_t bytes, int64_t n, Threads threads) {
+    if (!threads.own)
+        return (Items){tiles, 1, 1, 1};
+    const int64_t most = (LARGEST + bytes - 1) / bytes, least = LEAST / (bytes * n);
+    return (Items){tiles, most, least > 1 ? least : 1, 2 * threads.count};
+}
+
+/* The number of tiles of the item that begins with tile `begin`. */
+static int64_t tiles_from(const Items *items, int64_t begin) {
+    const int64_t left = items->tiles - begin, share = left / items->shares;
+    const int64_t size = share > items->most ? items->most : share < items->least ? items->least : share;
+    return size < left ? size : left;
+}
+
+static int64_t number_of(const Items *items) {
+    int64_t number = 0;
+    if (items->most == 1)
+        return items->tiles;
+    for (int64_t begin = 0; begin < items->tiles; begin += tiles_from(items, begin))
+        number++;
+    return number;
+}
+
+static int64_t first_tile(const Items *items, int64_t item) {
+    int64_t begin = 0;
+    if (items->most == 1)
+        return item;
+    while (item-- > 0)
+        begin += tiles_from(items, begin);
+    return begin;
 }
 
 typedef struct {
     const Weight *weight;
     Rows rows;
-    int64_t n, tiles, together;
+    int64_t n;
+    Items items;
     const float *residual;
     float *y;
     int64_t width; /* Of y's rows. */
@@ -286,9 +320,9 @@ typedef struct {
 
 static void project_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
-    const int64_t begin = item * of->together, end = begin + of->together;
+    const int64_t begin = first_tile(&of->items, item), end = begin + tiles_from(&of->items, begin);
     (void)worker;
-    for (int64_t place = begin; place < end && place < of->tiles; place++)
+    for (int64_t place = begin; place < end; place++)
         for (int64_t first = 0; first < of->n; first += CHUNK) {
             const int64_t tile = of->weight->chosen ? of->weight->chosen[place] : place;
             const int count = chunk(of->n, first);
@@ -307,7 +341,7 @@ static void project(Threads threads, const Weight *weight, Rows rows, int64_t n,
                     int64_t width)
 {
     const int64_t tiles = weight->chosen ? weight->number : weight->out / TILE;
-    const int64_t together = tiles_together(weight, tiles, threads);
-    const Projecting about = {weight, rows, n, tiles, together, residual, y, width};
-    each(threads, project_item, &about, (tiles + together - 1) / together, 1);
+    const int64_t bytes = tile_bytes(formats[weight->format], weight->in / GROUP);
+    const Projecting about = {weight, rows, n, items_of_tiles(tiles, bytes, n, threads), residual, y, width};
+    each(threads, project_item, &about, number_of(&about.items), 1);
 }

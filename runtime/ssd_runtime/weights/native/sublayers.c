@@ -17,14 +17,14 @@ INLINE Floats silu(Floats x) {
 /* The products of gate and up, whose tiles lie half the weight apart; y is hidden. */
 static void gated_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
-    const int64_t begin = item * of->together, end = begin + of->together;
+    const int64_t begin = first_tile(&of->items, item), end = begin + tiles_from(&of->items, begin);
     (void)worker;
-    for (int64_t tile = begin; tile < end && tile < of->tiles; tile++)
+    for (int64_t tile = begin; tile < end; tile++)
         for (int64_t first = 0; first < of->n; first += CHUNK) {
             const int count = chunk(of->n, first);
             Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
             products(of->weight, tile, of->rows, first, count, gate);
-            products(of->weight, of->tiles + tile, of->rows, first, count, up);
+            products(of->weight, of->items.tiles + tile, of->rows, first, count, up);
             for (int r = 0; r < count * PARTS; r++)
                 store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
                       multiply(silu(gate[r]), up[r]));
@@ -33,9 +33,10 @@ static void gated_item(const void *about, int64_t item, int worker) {
 
 /* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
 static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
-    const int64_t tiles = weight->out / 2 / TILE, together = (tiles_together(weight, 2 * tiles, threads) + 1) / 2;
-    const Projecting about = {weight, rows, n, tiles, together, 0, hidden, weight->out / 2};
-    each(threads, gated_item, &about, (tiles + together - 1) / together, 1);
+    const int64_t bytes = 2 * tile_bytes(formats[weight->format], weight->in / GROUP);
+    const Items items = items_of_tiles(weight->out / 2 / TILE, bytes, n, threads);
+    const Projecting about = {weight, rows, n, items, 0, hidden, weight->out / 2};
+    each(threads, gated_item, &about, number_of(&items), 1);
 }
 
 /* y [n, out] = W norm(x) + residual. `memory` [floats] holds the quantised rows. This and all of the following return the
