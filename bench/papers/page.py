@@ -42,7 +42,7 @@ masks of the nearest domain, of one domain, and of all domains together; *r* is 
 SOURCES = f"""## Where the figures come from
 
 Prompts are Spec-Bench's, two of each category, unless a title says otherwise. *Stale*: the code has changed since.
-*Once*: the tool or the model's fixture has left the tree; commit {LAST} is the last that has it.
+*Once*: the tool or the model's fixture is not in the tree; commit {LAST} is the last that has those that were.
 
 | name | what | prompts × tokens | machine | measured |
 |---|---|---|---|---|
