@@ -16,7 +16,7 @@ from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.model.batch import Batch
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.native.native_run import run_natively
+from ssd_runtime.model.native.native_run import NativeRun
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.kernels.native import Native
 from tests.gguf_files import SIZES, save_gguf
@@ -102,10 +102,8 @@ def test_sublayers_in_one_call_are_those_one_by_one(variant: str, monkeypatch: p
             found.append(decoder.run(decoder.run(x, batch, light, 0, 3), batch, light, 3))
         return found
 
-    calls, real = list[int](), run_natively
-    monkeypatch.setattr(
-        "ssd_runtime.model.sublayers.run_natively", lambda parts, *more: calls.append(len(parts)) or real(parts, *more)
-    )
+    calls, real = list[int](), NativeRun
+    monkeypatch.setattr("ssd_runtime.model.sublayers.NativeRun", lambda parts: calls.append(len(parts)) or real(parts))
     whole = states()
     assert max(calls) == places
     monkeypatch.setattr("ssd_runtime.model.sublayers.FEW_ROWS", 0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
 from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention
-from ssd_runtime.model.native.native_run import NativeSubLayer, run_natively
+from ssd_runtime.model.native.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.native.library import Library
@@ -236,7 +236,7 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
         kept = [cache.clone() for cache in block.caches]
         for cache, old in zip(block.caches, before, strict=True):
             cache.copy_(old)
-        assert torch.equal(run_natively(parts, x, batch), expected), seed
+        assert torch.equal(NativeRun(parts)(x, batch), expected), seed
         assert all(map(torch.equal, block.caches, kept)), seed
 
 
@@ -246,8 +246,8 @@ def test_runs_that_misfit_are_refused_by_the_rule(instructions: Library) -> None
         _, parts, x, batch = random_run(own)
         wide = any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0]
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more, all of x's width"):
-            run_natively([*parts, NativeSubLayer(0, 0, mlp=wide)], x, batch)
+            NativeRun([*parts, NativeSubLayer(0, 0, mlp=wide)])(x, batch)
         with pytest.raises(RuntimeError, match="do not agree: weights, rows, results and memory are given"):
-            run_natively([*parts, NativeSubLayer(0, 0)], x, batch)
+            NativeRun([*parts, NativeSubLayer(0, 0)])(x, batch)
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more"):
-            run_natively([], x, batch)
+            NativeRun([])(x, batch)

@@ -17,7 +17,7 @@ from ssd_runtime.model.layer import Layer
 from ssd_runtime.model.layer_inputs import LayerInputs
 from ssd_runtime.model.mixing import mix
 from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention
-from ssd_runtime.model.native.native_run import NativeSubLayer, run_natively
+from ssd_runtime.model.native.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.model.rotary import Rotation, rotate
 
 KEY_MULTIPLE = 64
@@ -29,6 +29,8 @@ verification: all but those beside a row that needs the next multiple.
 """
 FEW_ROWS = 64
 """Most rows of a call of many sub-layers."""
+MOST_RUNS = 64
+"""Most different selections of sub-layers that are kept for our own code; searches try many."""
 KEY_BLOCK = 512
 """Keys that torch's attention on CPUs multiplies at a time. In whole blocks its products have the same sizes however
 many keys there are, so that hidden keys change no bit."""
@@ -100,6 +102,8 @@ class SubLayers:
         self._forms = {FULL: self.layers}
         self._forms |= {bits: [layer.light(bits) for layer in self.layers] for bits in precisions}
         self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
+        self._runs: dict[tuple[tuple[int, int | None], ...], NativeRun | None] = {}
+        """What `run` was asked for of late, as our own code runs it."""
         self._whole = {
             bits: [part for layer in range(len(self.layers)) for part in self._native_sublayers(layer, bits)]
             for bits in self._forms
@@ -297,8 +301,8 @@ class SubLayers:
         """
         with self._lock.inner:
             native = states is None and len(x) <= FEW_ROWS and batch.sequences is not None
-            if native and (parts := self._native_parts(wanted)):
-                return run_natively(parts, x, batch)
+            if native and (whole := self._native_run(tuple(wanted))) is not None:
+                return whole(x, batch)
             needed = self._inputs is not None and any(index % 2 and bits is not None for index, bits in wanted)
             inputs = self._inputs.of(x) if needed and self._inputs is not None else None
             given, x = x, self._stream(x)
@@ -322,15 +326,18 @@ class SubLayers:
         """The rows `x` [rows, hidden] with the tokens that `states` carry, if they do."""
         return x if self._inputs is None else torch.cat([x, states[:, self._shape.hidden :].to(x.device)], -1)
 
-    def _native_parts(self, wanted: Sequence[tuple[int, int | None]]) -> list[NativeSubLayer]:
-        """These sub-layers as our own code runs them, without the skipped ones; empty if it does not serve all."""
-        parts = [self._whole[self._form(bits)][index] for index, bits in wanted if bits is not None]
-        found = [
-            part
-            for part in parts
-            if part is not None and not (part.mlp is not None and self.layers[part.layer].mlp.activation_hooked)
-        ]
-        return found if len(found) == len(parts) else []
+    def _native_run(self, wanted: tuple[tuple[int, int | None], ...]) -> NativeRun | None:
+        """These sub-layers as our own code runs them, without the skipped ones; None if it does not serve all."""
+        if wanted not in self._runs:
+            parts = [self._whole[self._form(bits)][index] for index, bits in wanted if bits is not None]
+            served = [part for part in parts if part is not None]
+            if len(self._runs) == MOST_RUNS:
+                self._runs.clear()
+            self._runs[wanted] = NativeRun(served) if served and len(served) == len(parts) else None
+        if (found := self._runs[wanted]) is None:
+            return None
+        mlps = (self.layers[index // 2].mlp for index, bits in wanted if bits is not None and index % 2)
+        return None if any(mlp.activation_hooked for mlp in mlps) else found
 
     def _native_sublayers(self, layer: int, bits: int) -> Iterator[NativeSubLayer | None]:
         """The attention block and the MLP of a layer as our own code runs them, as far as it serves them."""

@@ -96,6 +96,11 @@ class NativeAttention:
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim
         self._per_row += quantised_floats(1, qkv[0].in_features) + quantised_floats(1, heads * head_dim)
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """What the memory that a call takes depends on."""
+        return self._per_row, self._group
+
     def floats(self, n: int, longest: int, threads: int) -> int:
         """The numbers of memory that a call takes for `n` rows, with scores of `longest` numbers."""
         return n * self._per_row + threads * 2 * min(QUERIES, n * self._group) * longest

@@ -66,46 +66,66 @@ class NativeSubLayer:
             self.about.norm = None if norm is None else norm.address
 
 
-def run_natively(parts: Sequence[NativeSubLayer], x: Tensor, batch: Batch) -> Tensor:
-    """The sub-layers on `x` [rows, hidden], one after the other; writes keys and values into the sequences' caches.
+class NativeRun:
+    """Sub-layers that our own code runs one after the other; made once, because plain steps all run the same ones.
 
-    Raises RuntimeError if sizes do not agree.
+    Calls must not overlap: each writes where this step's keys and values are.
     """
-    found, sequences = library(), batch.sequences
-    assert found is not None
-    assert sequences is not None
-    x = x.contiguous()
-    n, threads = x.shape[0], torch.get_num_threads()
-    steps = (_SubLayer * len(parts))(*(part.about for part in parts))
-    attentions = [(step, part) for step, part in zip(steps, parts, strict=True) if part.attention is not None]
-    kinds = {part.kind for _, part in attentions}
-    seen = {kind: (longest_of(sequences, kind), angles(batch.rotations[kind])) for kind in kinds}
-    described = {kind: [described_rows(segment, kind) for segment in sequences] for kind in kinds}
-    places = (SegmentPlace * (len(attentions) * len(sequences)))()
-    size, at = 0, 0
-    for step, part in attentions:
-        step.segments = ctypes.addressof(places) + at * ctypes.sizeof(SegmentPlace)
-        for segment, rows in zip(sequences, described[part.kind], strict=True):
-            places[at] = rows
-            locate(places[at], segment, part.kind, part.layer)
-            at += 1
-        step.longest, (step.cos, step.sin, step.angle_bytes, step.width, step.stride) = seen[part.kind]
-        assert part.attention is not None
-        size = max(size, part.attention.floats(n, step.longest, threads))
-    size = x.numel() + max(size, *(mlp_floats(n, *part.mlp) for part in parts if part.mlp is not None), 0)
-    y, memory = torch.empty_like(x), floats(size)
-    code = found.run(
-        ctypes.addressof(steps),
-        len(steps),
-        len(sequences),
-        x.data_ptr(),
-        x.nbytes,
-        n,
-        y.data_ptr(),
-        memory.data_ptr(),
-        size,
-        threads,
-    )
-    if code:
-        raise found.refusal(code)
-    return y
+
+    def __init__(self, parts: Sequence[NativeSubLayer]) -> None:
+        self._parts = tuple(parts)  # the structures are theirs
+        self._steps = (_SubLayer * len(parts))(*(part.about for part in parts))
+        self._attentions = [
+            (step, part.layer, part.kind)
+            for step, part in zip(self._steps, parts, strict=True)
+            if part.attention is not None
+        ]
+        # Layers are mostly of one size, so that few need be asked how much memory they take.
+        blocks = {
+            (part.kind, part.attention.sizes): (part.kind, part.attention)
+            for part in parts
+            if part.attention is not None
+        }
+        self._blocks = tuple(blocks.values())
+        mlps = {tuple(each.in_features for each in part.mlp): part.mlp for part in parts if part.mlp is not None}
+        self._mlps = tuple(mlps.values())
+
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """The sub-layers on `x` [rows, hidden]; writes keys and values into the sequences' caches.
+
+        Raises RuntimeError if sizes do not agree.
+        """
+        found, sequences = library(), batch.sequences
+        assert found is not None
+        assert sequences is not None
+        x = x.contiguous()
+        n, threads = x.shape[0], torch.get_num_threads()
+        seen = {kind: (longest_of(sequences, kind), *angles(batch.rotations[kind])) for kind, _ in self._blocks}
+        described = {kind: [described_rows(segment, kind) for segment in sequences] for kind in seen}
+        places = (SegmentPlace * (len(self._attentions) * len(sequences)))()
+        first, each, at = ctypes.addressof(places), ctypes.sizeof(SegmentPlace), 0
+        for step, layer, kind in self._attentions:
+            step.segments = first + at * each
+            step.longest, step.cos, step.sin, step.angle_bytes, step.width, step.stride = seen[kind]
+            for segment, rows in zip(sequences, described[kind], strict=True):
+                places[at] = rows
+                locate(places[at], segment, kind, layer)
+                at += 1
+        size = max((block.floats(n, seen[kind][0], threads) for kind, block in self._blocks), default=0)
+        size = x.numel() + max(size, *(mlp_floats(n, *mlp) for mlp in self._mlps), 0)
+        y, memory = torch.empty_like(x), floats(size)
+        code = found.run(
+            ctypes.addressof(self._steps),
+            len(self._steps),
+            len(sequences),
+            x.data_ptr(),
+            x.nbytes,
+            n,
+            y.data_ptr(),
+            memory.data_ptr(),
+            size,
+            threads,
+        )
+        if code:
+            raise found.refusal(code)
+        return y
