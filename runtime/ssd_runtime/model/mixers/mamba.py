@@ -50,8 +50,12 @@ class Mamba2(Mixer):
         return self._joined(out, x), (window, matrix)
 
     def _finished(self, mixed: Tensor, projected: Tensor) -> Tensor:
-        gate, norm = projected[:, : mixed.shape[1]], self._module.norm
-        normed: Tensor = mixed * silu(gate) if isinstance(norm, nn.Identity) else norm(mixed, gate)
+        gate = projected[:, : mixed.shape[1]]
+        # Without a norm, transformers 5.0 has none, and later versions an identity.
+        norm = getattr(self._module, "norm", None)
+        normed: Tensor = (
+            norm(mixed, gate) if norm is not None and not isinstance(norm, nn.Identity) else mixed * silu(gate)
+        )
         return normed.to(projected.dtype)
 
     def _joined(self, out: Tensor, x: Tensor) -> Tensor:
