@@ -56,7 +56,7 @@ def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
 
 
 def test_options_reach_the_server(room: Path) -> None:
-    """What it records is a file of prompts, and requests that do not end within the grace are told so."""
+    """Recorded requests are a file of prompts, and those that do not end within the grace are told so."""
     (room / "tools.jinja").write_text(TOOL_TEMPLATE)
     options = ["--chat-template", "tools.jinja", "--allow-origin", "https://a.example", "--kv-memory", "850K"]
     options += ["--record", "recorded.jsonl", "--api-key", "secret", "--grace", "0"]

@@ -141,7 +141,7 @@ class Experts:
         return stamp_of(modules) + [written(bias) for bias in self._biases() if bias is not None]
 
     def _biases(self) -> tuple[Tensor | None, ...]:
-        """What the router receives beside rows; a model may have None for it."""
+        """The bias that the router receives beside rows, None where the model lacks it; empty for other families."""
         name = self._family.router_bias
         return () if name is None else (getattr(self._block, name, None),)
 

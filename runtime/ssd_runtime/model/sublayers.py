@@ -103,7 +103,7 @@ class SubLayers:
         self._forms |= {bits: [layer.light(bits) for layer in self.layers] for bits in precisions}
         self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
         self._runs: dict[tuple[tuple[int, int | None], ...], NativeRun | None] = {}
-        """What `run` was asked for of late, as our own code runs it."""
+        """Latest selections that `run` was given, as our own code runs them; None if it does not serve all."""
         self._whole = {
             bits: [part for layer in range(len(self.layers)) for part in self._native_sublayers(layer, bits)]
             for bits in self._forms

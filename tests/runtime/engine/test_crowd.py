@@ -125,7 +125,7 @@ TestCrowd.settings = settings(max_examples=16, stateful_step_count=14)
 
 
 class Hybrids(Crowd):
-    """The same with layers whose states no number cuts."""
+    """Requests in models with recurrent layers, whose states cannot be cut to a number of tokens."""
 
     @initialize(
         model=st.sampled_from(WITH_STATES),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import (
 )
 
 from ssd_runtime import CustomGenerate
+from ssd_runtime.serving.generate.custom_generate import StockDecodingWarning
 from tests.folders import TEXTS
 from tests.generation import NEW
 
@@ -30,6 +33,14 @@ def model(folder: Path, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     answer = model.generate(**prompt, max_new_tokens=NEW)[0, prompt.input_ids.shape[1] :].tolist()
     model.generation_config.eos_token_id = next(token for token in answer[20:] if token not in answer[:20])
     return model
+
+
+@pytest.fixture
+def no_fallback() -> Iterator[None]:
+    """Whatever is not served fails, unless a test expects the warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StockDecodingWarning)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import warnings
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,9 @@ from ssd_runtime import CustomGenerate
 from ssd_runtime.serving.generate.custom_generate import StockDecodingWarning
 from tests.generation import NEW, prompts
 
-pytestmark = pytest.mark.usefixtures("made_up_latencies")
+pytestmark = pytest.mark.usefixtures("made_up_latencies", "no_fallback")
 Model = PreTrainedModel
 Words = PreTrainedTokenizerBase
-
-
-@pytest.fixture(autouse=True)
-def _no_fallback() -> Iterator[None]:
-    """Whatever is not served fails, unless a test expects the warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", StockDecodingWarning)
-        yield
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator
 from threading import Thread
 
 import pytest
@@ -19,20 +17,12 @@ from transformers import (
 
 from ssd_profiles.errors import UserError
 from ssd_runtime import CustomGenerate
-from ssd_runtime.serving.generate.custom_generate import FOLDER, StockDecodingWarning
+from ssd_runtime.serving.generate.custom_generate import FOLDER
 from tests.generation import NEW, Blocks, Lengthy, Seen, Watched, prompts
 
-pytestmark = pytest.mark.usefixtures("made_up_latencies")
+pytestmark = pytest.mark.usefixtures("made_up_latencies", "no_fallback")
 Model = PreTrainedModel
 Words = PreTrainedTokenizerBase
-
-
-@pytest.fixture(autouse=True)
-def _no_fallback() -> Iterator[None]:
-    """Whatever is not served fails, unless a test expects the warning."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", StockDecodingWarning)
-        yield
 
 
 def test_a_users_processor_is_called_once_per_token_with_the_tokens_before_it(

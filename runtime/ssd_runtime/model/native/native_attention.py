@@ -98,7 +98,7 @@ class NativeAttention:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """What the memory that a call takes depends on."""
+        """Floats per row, and queries per key-value head; blocks with equal ones take equal memory (`floats`)."""
         return self._per_row, self._group
 
     def floats(self, n: int, longest: int, threads: int) -> int:

@@ -13,8 +13,10 @@
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
 #define HALF_CHUNK 8 /* Most rows of a pass where a chunk is not full. */
 #define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
-#define LARGEST 1048576 /* Most and least bytes of a weight that a thread takes at a time. Memory is a tenth slower where */
-#define LEAST 65536     /* two threads read turns of the least all the time; at the end they balance their work. */
+/* Most and least bytes of a weight that a thread takes at a time. Memory is a tenth slower where two threads read turns of
+ * the least all the time; at the end these balance their work. */
+#define LARGEST 1048576
+#define LEAST 65536
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
                   * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
 #define PARTS (TILE / LANES)
