@@ -81,7 +81,8 @@ def test_every_token_is_told_once_with_its_origin(address: str, strategy: str, o
     usage = chunks[-1]["usage"]
     drafted = [token for token in told if token["origin"] != "plain"]
     assert "".join(token["text"] for token in told) == content(chunks)
-    assert {token["origin"] for token in told} == origins
+    seen = {token["origin"] for token in told}
+    assert seen == origins or (strategy == "auto" and seen < origins)  # what `auto` drafts depends on what steps cost
     assert len(told) == usage["completion_tokens"]
     # The first token comes from the prompt, and every forward adds one to those that were drafted; an accepted draft
     # may be the last token.

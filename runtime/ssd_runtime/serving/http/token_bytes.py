@@ -35,13 +35,13 @@ class TokenBytes:
         self._text_before = self._decode(self._before)
 
     def of(self, token: int, first: bool) -> bytes:
-        """The bytes that a token adds; none for special tokens, which have no text in answers.
+        """The bytes that a token adds; none for a token without text in answers.
 
         Some decoders drop the space in front of the `first` token of an answer.
         """
-        if token in self._hidden:
+        if not self.has_text(token):
             return b""
-        name = self._tokenizer.convert_ids_to_tokens(token) or ""
+        name = str(self._tokenizer.convert_ids_to_tokens(token))
         if self._by_letters is not None:
             if all(letter in self._by_letters for letter in name):
                 return bytes(map(self._by_letters.__getitem__, name))
@@ -53,9 +53,9 @@ class TokenBytes:
             return self._decode([token]).encode()
         return self._decode([*self._before, token]).removeprefix(self._text_before).encode()
 
-    def is_special(self, token: int) -> bool:
-        """Whether a token has no text in answers."""
-        return token in self._hidden
+    def has_text(self, token: int) -> bool:
+        """Whether a token has text in answers: special tokens have none, nor ids past the vocabulary."""
+        return token not in self._hidden and self._tokenizer.convert_ids_to_tokens(token) is not None
 
     def name(self, token: int) -> str:
         """The name of a special token, such as `<|im_end|>`; empty for one without a name."""

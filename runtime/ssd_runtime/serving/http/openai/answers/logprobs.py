@@ -48,7 +48,7 @@ class PositionReader:
         """Go on after tokens whose log-probabilities are not read."""
         for token in tokens:
             self._offset += len(self._characters.decode(self._tokens.of(token, self._first)))
-            self._first = self._first and self._tokens.is_special(token)
+            self._first = self._first and not self._tokens.has_text(token)
 
     def read(self, entries: Sequence[TokenLogprobs]) -> list[Position]:
         """The positions of the answer's next tokens."""
