@@ -33,7 +33,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         libraries = {form: Path(self.work.name, native["form_name"](form)) for form in native["FORMS"]}
         try:
             with ThreadPoolExecutor() as pool:
-                list(pool.map(native["compile_library"], map(native["form_flags"], libraries), libraries.values()))
+                list(pool.map(native["compile_library"], libraries, libraries.values()))
         except (OSError, subprocess.SubprocessError) as error:
             self.app.display_warning(f"The wheel has no compiled code, and needs a C compiler where it runs: {error}")
             return

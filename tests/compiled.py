@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from ssd_artifacts.files import cache_folder
+from ssd_runtime.weights.native.forms import FORMS, form_name
 
 
 def seeded(cache: Path) -> str:
@@ -13,12 +14,10 @@ def seeded(cache: Path) -> str:
 
     A process with an empty cache compiles for itself.
     """
-    from ssd_runtime.devices.device import processor_flags  # these import torch, which not all tests need
-    from ssd_runtime.weights.native.forms import FLAGS, library_name
-
-    name = library_name("sublayers", (*FLAGS, "-march=native"), sorted(processor_flags()))
-    known, kept = cache_folder() / "native" / name, cache / "native"
-    if known.is_file() and not (kept / name).exists():
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
-        shutil.copy2(known, kept / name)
+    kept = cache / "native"
+    for name in map(form_name, FORMS):
+        known = cache_folder() / "native" / name
+        if known.is_file() and not (kept / name).exists():
+            kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copy2(known, kept / name)
     return str(cache)

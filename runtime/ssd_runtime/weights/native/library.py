@@ -18,17 +18,14 @@ from ssd_artifacts.files import cache_folder
 from ssd_runtime.devices.device import processor_flags
 from ssd_runtime.weights.native.forms import (
     COMPILERS,
-    FLAGS,
     FOLDER,
     FORMS,
     NEEDED,
     compile_library,
     form_name,
-    library_name,
 )
 from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder, temporary_folder
 
-WITHOUT_AVX512 = ("-mno-avx512f",)
 INSTRUCTIONS = {8: "avx2-", 16: "vnni"}
 """Beginnings of kernels' names, by the floats in a vector that the code was compiled for."""
 POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
@@ -104,42 +101,46 @@ def library() -> Library | None:
     return (_shipped() or _compiled_here()) if wanted() else None
 
 
+def _best_form() -> str:
+    """The fastest form that this processor can run and `SSD_NATIVE` allows."""
+    forms = ("avx2",) if os.environ.get("SSD_NATIVE") == "avx2" else FORMS
+    return next(form for form in forms if processor_flags() >= FORMS[form])
+
+
 def _shipped() -> Library | None:
     """The library that the package has for this processor; None if it has none, or none of these sources."""
-    forms = ("avx2",) if os.environ.get("SSD_NATIVE") == "avx2" else FORMS
-    best = next(form for form in forms if processor_flags() >= FORMS[form])
     try:
-        return Library(os.open(FOLDER / form_name(best), os.O_RDONLY), None)
+        return Library(os.open(FOLDER / form_name(_best_form()), os.O_RDONLY), None)
     except OSError:
         return None
 
 
 def _compiled_here() -> Library | None:
     """The library from the user's cache, compiled unless it is there; None if that fails."""
-    flags = (*FLAGS, "-march=native", *(WITHOUT_AVX512 if os.environ.get("SSD_NATIVE") == "avx2" else ()))
-    name = library_name("sublayers", flags, sorted(processor_flags()))
+    form = _best_form()
     kept = cache_folder() / "native"
     try:
         try:
             with private_folder(kept) as folder:
-                return Library(_compiled(folder, name, flags), None)
+                return Library(_compiled(folder, form), None)
         except NotPrivateError:
             note = f"{kept}: is not this user's own folder, so C code is compiled at every start; set SSD_CACHE"
             with tempfile.TemporaryDirectory() as folder:
-                return Library(_compiled(Path(folder), name, flags), note)
+                return Library(_compiled(Path(folder), form), note)
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError):
         return None
 
 
-def _compiled(folder: Path, name: str, flags: tuple[str, ...]) -> int:
-    """Open the library `name` in a private folder; compile it first unless there is one of this user.
+def _compiled(folder: Path, form: str) -> int:
+    """Open the library of a form in a private folder; compile it first unless there is one of this user.
 
     Raises OSError or SubprocessError if that fails.
     """
+    name = form_name(form)
     if (file := open_own(folder / name)) is not None:
         return file
     with temporary_folder(folder) as work:
-        compile_library(flags, work / name)
+        compile_library(form, work / name)
         (work / name).chmod(0o700)
         os.replace(work / name, folder / name)
     if (file := open_own(folder / name)) is None:

@@ -15,8 +15,8 @@
 #define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
 /* Most and least bytes of a weight that a thread takes at a time. Memory is a tenth slower where two threads read turns of
  * the least all the time; at the end these balance their work. */
-#define LARGEST 1048576
-#define LEAST 65536
+#define MOST_BYTES 1048576
+#define LEAST_BYTES 65536
 #define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
                   * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
 #define PARTS (TILE / LANES)
@@ -202,6 +202,10 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
         }
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
+            /* Rows are loaded again for the second part: GCC would keep what the first loaded, which takes more
+             * registers than there are, and half of the time. */
+            if (part)
+                __asm__ volatile("" ::: "memory");
             const Levels levels = levels_of(block, second, part, format);
             Floats scale[2], least[2], shift[2];
             scales_of(block + size - format.scales, part, format, factors[part], scale, least);
@@ -281,7 +285,7 @@ typedef struct {
 static Items items_of_tiles(int64_t tiles, int64_t bytes, int64_t n, Threads threads) {
     if (!threads.own)
         return (Items){tiles, 1, 1, 1};
-    const int64_t most = (LARGEST + bytes - 1) / bytes, least = LEAST / (bytes * n);
+    const int64_t most = (MOST_BYTES + bytes - 1) / bytes, least = LEAST_BYTES / (bytes * n);
     return (Items){tiles, most, least > 1 ? least : 1, 2 * threads.count};
 }
 
