@@ -19,7 +19,7 @@ from ssd_runtime.model.mlp import Mlp
 from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import LightLinear
-from ssd_runtime.weights.linear import Linear, PackedMemory
+from ssd_runtime.weights.linear import Linear, PackedMemory, written
 
 
 class Parallel(NamedTuple):
@@ -28,6 +28,21 @@ class Parallel(NamedTuple):
     mixer: Mixer
     inputs: Linear | LightLinear
     output: Linear | LightLinear
+
+
+class LayerTensor:
+    """A tensor of a module that no part but the layer itself reads: attention's sinks, or a factor of the result."""
+
+    def __init__(self, module: nn.Module, name: str) -> None:
+        self._module, self._name = module, name
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Follow changes of the user's tensor; returns whether there were any."""
+        before = getattr(self, "_stamp", None)
+        self.tensor = getattr(self._module, self._name).detach()
+        self._stamp = written(self.tensor)
+        return self._stamp != before
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +70,7 @@ class Layer:
     q_norm: Norm | None
     k_norm: Norm | None
     v_norm: Norm | None
-    sinks: Tensor | None
+    sinks: LayerTensor | None
     """Scores [heads] of attention that no value has (`attention.attend`); None without."""
     output: Linear | LightLinear
     attention_after: Norm | None
@@ -64,7 +79,7 @@ class Layer:
     mlp_after: Norm | None
     injection: Injection | None
     """Adds the vector of a row's token after the MLP, within its sub-layer; None in most families."""
-    scalar: Tensor | None
+    scalar: LayerTensor | None
     """Factor [1] of the layer's result; None for 1."""
     device: torch.device
     """The device that the layer runs on."""
@@ -128,7 +143,7 @@ class Layer:
             q_norm=norm(attention, family.qk_norms[0] if normed else None),
             k_norm=norm(attention, family.qk_norms[1] if normed and not about.shares else None),
             v_norm=Norm(attention, family.v_norm, width=about.head_dim) if family.v_norm and not about.shares else None,
-            sinks=attention.sinks.detach() if family.sinks else None,
+            sinks=LayerTensor(attention, "sinks") if family.sinks else None,
             output=Linear(
                 attention,
                 (family.output if mixer is None else mixer.output,),
@@ -142,7 +157,7 @@ class Layer:
             else gated(mlp),
             mlp_after=norm(layer, family.mlp_after),
             injection=Injection.of(layer, family, memory) if injected else None,
-            scalar=layer.get_buffer(family.layer_scalar) if family.layer_scalar else None,
+            scalar=LayerTensor(layer, family.layer_scalar) if family.layer_scalar else None,
             device=device_of(layer),
         )
 
@@ -164,7 +179,7 @@ class Layer:
 
     def scaled(self, x: Tensor) -> Tensor:
         """`x` times the layer's factor, which holds for a skipped MLP, too."""
-        return x if self.scalar is None else x * self.scalar
+        return x if self.scalar is None else x * self.scalar.tensor
 
     def _with_mlp(self, x: Tensor) -> Tensor:
         native = self.native_mlp
@@ -215,7 +230,7 @@ class Layer:
         """Follow changes of the user's modules; returns whether there were any."""
         before = (self.attention_norm, self.q_norm, self.k_norm, self.v_norm)
         after = (self.attention_after, self.mlp_norm, self.mlp_after)
-        found = (*before, *after, *self.mixing(), self.mlp, self.state, self.injection)
+        found = (*before, *after, *self.mixing(), self.mlp, self.state, self.injection, self.sinks, self.scalar)
         parts = [part for part in found if part is not None]
         changed = [part.refresh() for part in parts]
         return any(changed)

@@ -216,7 +216,7 @@ class SubLayers:
             scale=parts.scale,
             cap=self._cap,
             causal=view.causal,
-            sinks=parts.sinks,
+            sinks=None if parts.sinks is None else parts.sinks.tensor,
         )
         if paired:
             mixed = mixed[:, :1]
@@ -245,7 +245,7 @@ class SubLayers:
             bias=view.bias,
             scale=parts.scale,
             cap=self._cap,
-            sinks=parts.sinks,
+            sinks=None if parts.sinks is None else parts.sinks.tensor,
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)
 

@@ -68,6 +68,30 @@ def test_changes_of_what_only_these_layers_have_are_followed(variant: str) -> No
     torch.testing.assert_close(got, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
+@pytest.mark.parametrize("variant", [*GEMMA4, "gpt-oss-sliding"])
+@pytest.mark.parametrize("in_place", [True, False])
+@torch.no_grad()
+def test_a_tensor_that_only_the_layer_reads_is_followed(variant: str, in_place: bool) -> None:
+    """Sequences that the old weights began are told by the decoder's version."""
+    model = tiny_model(variant, seed=3)
+    decoder = Decoder(model)
+    part, name = (
+        (model.model.layers[1], "layer_scalar") if variant in GEMMA4 else (model.model.layers[1].self_attn, "sinks")
+    )
+    decoder.refresh()
+    version = decoder.version
+    if in_place:
+        getattr(part, name).add_(0.5)
+    else:
+        new = getattr(part, name) + 0.5
+        setattr(part, name, torch.nn.Parameter(new) if name == "sinks" else new)
+    decoder.refresh()
+    assert decoder.version == version + 1
+    expected = model(torch.tensor([IDS])).logits[0]
+    got = decoder.logits(Session(decoder).forward(IDS))
+    torch.testing.assert_close(got, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
+
+
 @pytest.mark.skipif(not GEMMA4, reason="this transformers lacks the family")
 def test_a_hook_on_experts_beside_an_mlp_is_refused() -> None:
     model = tiny_model("gemma4-experts")
