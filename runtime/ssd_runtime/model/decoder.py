@@ -42,7 +42,7 @@ from ssd_runtime.model.rotary import RotaryTable
 from ssd_runtime.model.sublayers import Shape, SubLayers
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
-from ssd_runtime.weights.linear import Linear, PackedMemory, can_pack, stamp_of
+from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 from ssd_runtime.weights.native.library import library
 
 KV_BITS = 8
@@ -107,7 +107,7 @@ class Decoder:
         if ahead is not None:
             kinds.append(next(kind for kind in kinds if kind.is_full))
             owners.append(len(owners))
-        self.packed = PackedMemory(weight_memory if can_pack(model) else 0)
+        self.packed = PackedMemory(weight_memory)
         with torch.inference_mode():
             layers = [
                 Layer.of(

@@ -271,12 +271,6 @@ class Linear:
         return bool(difference <= TOLERANCE[weight.dtype] * expected.abs().max().clamp(min=1e-6))
 
 
-def can_pack(model: nn.Module) -> bool:
-    """Whether packed copies of weights could serve the model's projections."""
-    weight = next((each for each in model.parameters() if each.ndim == 2), None)
-    return weight is not None and can_serve(weight)
-
-
 def _bytes(linears: Sequence[nn.Linear]) -> int:
     return sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
 
