@@ -27,7 +27,6 @@ from ssd_runtime.model.families import (
     family_of,
     key_owners,
     layer_kinds,
-    max_context,
     query_scaling,
     rope_types,
     setting,
@@ -76,13 +75,7 @@ class Decoder:
         self._changed = False
         config = model.config
         base = model.model
-        self.shape = Shape(
-            num_layers=config.num_hidden_layers,
-            hidden=config.hidden_size,
-            heads=config.num_attention_heads,
-            vocabulary=config.vocab_size,
-            max_context=max_context(config),
-        )
+        self.shape = Shape.of(config)
         self.dtype: torch.dtype = model.dtype
         self.device = device_of(base.embed_tokens)
         """The device of states and logits; layers may run on other devices."""
@@ -138,11 +131,11 @@ class Decoder:
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers)
             self.draft_vocabulary = DraftVocabulary(self.shape.vocabulary)
-            like = torch.empty(0, dtype=self.dtype, device=self.device)
+            rotary = getattr(base, self.family.rotary)
             tables = {
                 name: RotaryTable(
-                    module=getattr(base, self.family.rotary),
-                    like=like,
+                    module=rotary,
+                    like=torch.empty(0, dtype=self.dtype, device=self.device),
                     switch=self.rope_switch,
                     name=name,
                     alternate=self.family.pairs_alternate,
@@ -150,11 +143,10 @@ class Decoder:
                 )
                 for name in rope_types(config, self.family)
             }
-        shape = self.shape
         self.sublayers = SubLayers(
             layers=layers,
             family=self.family,
-            shape=shape,
+            shape=self.shape,
             cap=self._cap,
             spread=self._spread,
             bitwise=bitwise,
@@ -169,30 +161,34 @@ class Decoder:
                 "own kernels serve on this processor; use --weights packed with a .gguf file, or omit it"
             )
         self._choose_threads()
+        self.kv_layout = self._layout(layers, kinds, kv_bits is not None)
+        self.batches = BatchBuilder(
+            kinds=distinct,
+            tables=tables,
+            heads=self.shape.heads,
+            dtype=self.dtype,
+            device=self.device,
+            key_multiple=self.sublayers.key_multiple,
+            causal=self._attends_causally(distinct),
+            by_row=self.sublayers.by_row,
+            query_scaling=query_scaling(config, self.family),
+        )
+
+    def _layout(self, layers: Sequence[Layer], kinds: Sequence[LayerKind], quantised: bool) -> KVLayout:
+        """What caches hold for these layers, that of the MTP layer included."""
         key_multiple = self.sublayers.key_multiple
-        self.kv_layout = KVLayout(
+        return KVLayout(
             devices=[layer.device for layer in layers],
             windows=[kind.window for kind in kinds],
             heads=[(kind.kv_heads, kind.head_dim) for kind in kinds],
             dtype=self.dtype,
             # Searches write the keys of their rows to slots after the committed ones, as many as these at most.
-            max_slots=2 * (shape.max_context + SPARE_SLOTS) + key_multiple - 1,
+            max_slots=2 * (self.shape.max_context + SPARE_SLOTS) + key_multiple - 1,
             key_multiple=key_multiple,
-            quantised=kv_bits is not None,
+            quantised=quantised,
             mixers={index: layer.state for index, layer in enumerate(self.layers) if layer.state is not None},
             parallel=self.family.parallel is not None,
             sharing=frozenset(index for index, kind in enumerate(kinds) if kind.shares),
-        )
-        self.batches = BatchBuilder(
-            kinds=distinct,
-            tables=tables,
-            heads=shape.heads,
-            dtype=self.dtype,
-            device=self.device,
-            key_multiple=key_multiple,
-            causal=self._attends_causally(distinct),
-            by_row=self.sublayers.by_row,
-            query_scaling=query_scaling(config, self.family),
         )
 
     def _attends_causally(self, kinds: Sequence[LayerKind]) -> bool:

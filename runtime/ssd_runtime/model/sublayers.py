@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ssd_profiles.mask import FULL
 from ssd_runtime.devices.clock import WaitedLock
-from ssd_runtime.model.attention import attend, attend_apart, attend_by_row
-from ssd_runtime.model.batch import Batch, Segment, Variants
+from ssd_runtime.model.batch import Batch, Segment
+from ssd_runtime.model.families import max_context
 from ssd_runtime.model.family import Family
 from ssd_runtime.model.layer import Layer
 from ssd_runtime.model.layer_inputs import LayerInputs
 from ssd_runtime.model.mixing import mix
-from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention
+from ssd_runtime.model.native.native_attention import NativeAttention
 from ssd_runtime.model.native.native_run import NativeRun, NativeSubLayer
-from ssd_runtime.model.rotary import Rotation, rotate
+from ssd_runtime.model.torch_attention import TorchAttention
 
 KEY_MULTIPLE = 64
 """Numbers of keys are rounded up to a multiple of this in models that round rows to fewer bits than states have.
@@ -45,6 +46,17 @@ class Shape:
     heads: int
     vocabulary: int
     max_context: int
+
+    @classmethod
+    def of(cls, config: PreTrainedConfig) -> Shape:
+        """Those of a model's config."""
+        return cls(
+            num_layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            vocabulary=config.vocab_size,
+            max_context=max_context(config),
+        )
 
 
 class SubLayers:
@@ -93,6 +105,7 @@ class SubLayers:
         """Whether attention runs row by row, and a lone row as two equal ones."""
         self.key_multiple = self._key_multiple(rounded)
         """Numbers of keys are rounded up to a multiple of this."""
+        self._attending = TorchAttention(layers, family, shape.heads, cap, alike=self.key_multiple > 1)
 
     def follow(self, precisions: Sequence[int]) -> None:
         """Rebuild what depends on the projections.
@@ -165,20 +178,8 @@ class SubLayers:
         if parts.mixer is not None:
             mixed = mix(parts.mixer, layer, parts.qkv_of(x)[: batch.rows], batch.segments)
             return parts.add_attention(x, mixed.repeat(len(x) // len(mixed), 1))  # a lone row may run as two
-        queries, new, gates = self.project(layer, x, batch.rotations[parts.kind], bits)
-        if self.by_row and len(x) > batch.rows:  # a lone row that runs as two equal ones
-            mixed = self._mixed(layer, queries=queries[:1], new=new[:1], segment=batch.segments[0]).repeat(2, 1)
-        elif len(batch.segments) == 1:  # slicing the rows of one sequence would take half a percent of a plain step
-            mixed = self._mixed(layer, queries=queries, new=new, segment=batch.segments[0])
-        else:
-            sizes = [segment.rows for segment in batch.segments]
-            parts_of_each = zip(queries.split(sizes), new.split(sizes), batch.segments, strict=True)
-            mixed = torch.cat(
-                [
-                    self._mixed(layer, queries=own_queries, new=own_new, segment=segment)
-                    for own_queries, own_new, segment in parts_of_each
-                ]
-            )
+        queries, new, gates = self._attending.project(parts, x, batch.rotations[parts.kind])
+        mixed = self._attending.mixed(layer, queries, new, batch)
         return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
 
     def write(self, layer: int, x: Tensor, batch: Batch) -> None:
@@ -188,93 +189,11 @@ class SubLayers:
             self._write(layer, x, batch)
 
     def _write(self, layer: int, x: Tensor, batch: Batch) -> None:
-        _, new, _ = self.project(layer, x, batch.rotations[self.layers[layer].kind])
+        _, new, _ = self._attending.project(self.layers[layer], x, batch.rotations[self.layers[layer].kind])
         sizes = [segment.rows for segment in batch.segments]
         for own, segment in zip(new[: batch.rows].split(sizes), batch.segments, strict=True):
             if isinstance(segment, Segment):
                 segment.cache.write(layer, segment.slot, own)
-
-    def _mixed(self, layer: int, queries: Tensor, new: Tensor, segment: Segment | Variants) -> Tensor:
-        """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
-        if isinstance(segment, Variants):
-            return self._mixed_apart(layer, queries=queries, new=new, variants=segment)
-        parts = self.layers[layer]
-        view = segment.views[parts.kind]
-        if not parts.about.shares:
-            segment.cache.write(layer, segment.slot, new)
-        keys, values = segment.cache.read(parts.keys, view.begin, view.end)
-        queries = queries.transpose(0, 1)
-        if view.bias is not None and view.bias.ndim == 4:
-            mixed = attend_by_row(queries=queries, keys=keys, values=values, bias=view.bias, scale=parts.scale)
-            return mixed.transpose(0, 1).reshape(segment.rows, -1)
-        paired = segment.rows == 1 and self.key_multiple > 1
-        mixed = attend(
-            queries=queries.expand(-1, 2, -1) if paired else queries,
-            keys=keys,
-            values=values,
-            bias=view.bias,
-            scale=parts.scale,
-            cap=self._cap,
-            causal=view.causal,
-            sinks=None if parts.sinks is None else parts.sinks.tensor,
-        )
-        if paired:
-            mixed = mixed[:, :1]
-        return mixed.transpose(0, 1).reshape(segment.rows, -1)
-
-    def _mixed_apart(self, layer: int, queries: Tensor, new: Tensor, variants: Variants) -> Tensor:
-        """Attention output [n, heads * head_dim] of variants of one sequence's rows; writes nothing.
-
-        Where another layer's keys are read, a variant's own are those of the full model: its own are not kept.
-        """
-        parts = self.layers[layer]
-        view = variants.views[parts.kind]
-        keys, values = variants.cache.read(parts.keys, view.begin, view.end)
-        if parts.about.shares:
-            starts = torch.tensor(variants.lineage.starts, device=queries.device)
-            first = int(variants.lineage.starts[0])
-            full = variants.cache.read(parts.keys, first, variants.lineage.starts[-1] + 1)
-            own = torch.stack([each[0, :, starts - first] for each in full])
-        else:
-            own = new.transpose(0, 1).view(2, parts.about.kv_heads, -1, parts.about.head_dim)
-        mixed = attend_apart(
-            queries=queries.transpose(0, 1),
-            own=own,
-            keys=keys,
-            values=values,
-            bias=view.bias,
-            scale=parts.scale,
-            cap=self._cap,
-            sinks=None if parts.sinks is None else parts.sinks.tensor,
-        )
-        return mixed.transpose(0, 1).reshape(variants.rows, -1)
-
-    def project(
-        self, layer: int, x: Tensor, rotation: Rotation | None, bits: int = FULL
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim].
-
-        There are no keys with values in layers that read another's. The gates [n, heads * head_dim] of attention's
-        output follow, before their sigmoid; None in most families.
-        """
-        parts = self._forms[self._form(bits)][layer]
-        heads = self._shape.heads
-        qkv = parts.qkv_of(x).view(x.shape[0], -1, parts.about.head_dim)
-        gates = None
-        if self._family.gated:  # a head's query and gate are neighbours
-            both = qkv[:, : 2 * heads].unflatten(1, (-1, 2))
-            gates = both[:, :, 1].flatten(1)
-            qkv = torch.cat([both[:, :, 0], qkv[:, 2 * heads :]], 1)
-        if parts.keys_are_values:
-            qkv = torch.cat([qkv, qkv[:, heads:]], 1)
-        norms_last = self._family.qk_norm == "rotated"
-        if rotation is not None and norms_last:
-            qkv = rotate(qkv, rotation)
-        if parts.q_norm is not None:
-            qkv = self._normed(parts, qkv)
-        if rotation is not None and not norms_last:
-            qkv = rotate(qkv, rotation, self._family.pairs_alternate)
-        return qkv[:, :heads], qkv[:, heads:], gates
 
     def _mlp(self, layer: int, x: Tensor, bits: int, inputs: Tensor | None) -> Tensor:
         parts = self._forms[self._form(bits)][layer]
@@ -348,41 +267,6 @@ class SubLayers:
         yield None if mlp is None else NativeSubLayer(layer, parts.kind, mlp=mlp, norm=norm)
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
-        """The layer's attention block as one call of our own code; None where that does not serve it."""
-        about = layer.about
-        qkv, output = layer.qkv.natives, layer.output.fused
-        norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
-        apart = self._spread or self._cap is not None or layer.attention_after is not None or layer.residual != 1.0
-        if layer.state is not None or not qkv or output is None or apart or about.head_dim not in HEAD_DIMS:
+        if self._spread or self._cap is not None:
             return None
-        if (
-            self._family.pairs_alternate
-            or self._family.gated
-            or layer.sinks is not None
-            or self._family.qk_norm in ("projection", "rotated")
-            or layer.v_norm is not None
-            or about.shares
-            or any(norm is not None and norm.rms is None for norm in norms.values())
-        ):
-            return None
-        return NativeAttention(
-            qkv=qkv,
-            output=output,
-            **{name: None if norm is None else norm.rms for name, norm in norms.items()},
-            heads=self._shape.heads,
-            kv_heads=about.kv_heads,
-            head_dim=about.head_dim,
-            scale=layer.scale,
-            kv_bits=self._kv_bits,
-        )
-
-    def _normed(self, parts: Layer, qkv: Tensor) -> Tensor:
-        """Queries, keys and values [n, heads, head_dim], each normed where the layer has a norm for them."""
-        n, heads = len(qkv), self._shape.heads
-        kept = (qkv.shape[1] - heads) // 2
-        split = qkv.split([heads, kept, kept], 1)
-        if self._family.qk_norm == "projection":
-            split = (split[0].reshape(n, -1), split[1].reshape(n, -1), split[2])
-        norms = (parts.q_norm, parts.k_norm, parts.v_norm)
-        normed = [each if norm is None else norm(each) for each, norm in zip(split, norms, strict=True)]
-        return torch.cat([each.view(n, -1, parts.about.head_dim) for each in normed], 1)
+        return NativeAttention.of(layer, self._family, self._shape.heads, self._kv_bits)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.model.batch import Segment
+from ssd_runtime.model.family import Family
+from ssd_runtime.model.layer import Layer
 from ssd_runtime.model.rotary import Rotation
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
@@ -61,6 +63,39 @@ class NativeAttention:
     A row's result depends on the row and on the keys that it sees alone: not on other rows, nor on hidden keys or the
     slots that keys are in, as long as their order is the same.
     """
+
+    @classmethod
+    def of(cls, layer: Layer, family: Family, heads: int, kv_bits: int) -> NativeAttention | None:
+        """The attention block of a layer without a cap of scores; None where the code does not serve it."""
+        about = layer.about
+        qkv, output = layer.qkv.natives, layer.output.fused
+        norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
+        if (
+            layer.state is not None
+            or not qkv
+            or output is None
+            or about.head_dim not in HEAD_DIMS
+            or layer.attention_after is not None
+            or layer.residual != 1.0
+            or family.pairs_alternate
+            or family.gated
+            or family.qk_norm in ("projection", "rotated")
+            or layer.sinks is not None
+            or layer.v_norm is not None
+            or about.shares
+            or any(norm is not None and norm.rms is None for norm in norms.values())
+        ):
+            return None
+        return cls(
+            qkv=qkv,
+            output=output,
+            **{name: None if norm is None else norm.rms for name, norm in norms.items()},
+            heads=heads,
+            kv_heads=about.kv_heads,
+            head_dim=about.head_dim,
+            scale=layer.scale,
+            kv_bits=kv_bits,
+        )
 
     def __init__(
         self,
