@@ -161,7 +161,7 @@ def test_a_runner_goes_on_after_a_prompt_that_runs_out_of_memory(
     runner = engine.runner(RunSettings(strategy, max_new_tokens=24, compare=compare))
     for calls in (0, 8, 12):  # in the prefill, after it, and in the middle of a forward
         with monkeypatch.context() as scarce:
-            scarce.setattr("ssd_runtime.model.sublayers.attend", attends(calls))
+            scarce.setattr("ssd_runtime.model.torch_attention.attend", attends(calls))
             with pytest.raises(
                 UserError, match=r"^prompt 1: out of memory on cpu while decoding; give a shorter prompt"
             ):
