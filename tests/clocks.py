@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,18 @@ def take_any_machine(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("ssd_runtime.profiling.light.broken_light_law", lambda _: None)
     for module in ("ssd_compiler.patience", "ssd_runtime.engine.latency_tables"):
         patch.setattr(f"{module}.others_during", lambda _: 0.0)
+
+
+def let_forwards_take_the_same(patch: pytest.MonkeyPatch) -> None:
+    """Let every forward of a decoder take a millisecond, and all else none, by the stopwatches of decoding."""
+    now, run = [0.0], Decoder.run
+
+    def paced(*args: Any, **options: Any) -> torch.Tensor:
+        now[0] += 1e-3
+        return run(*args, **options)
+
+    patch.setattr(Decoder, "run", paced)
+    patch.setattr("ssd_runtime.devices.clock.perf_counter", lambda: now[0])
 
 
 class StandInClock:

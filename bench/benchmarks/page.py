@@ -11,12 +11,13 @@ from bench.benchmarks.parts import PARTS, Part
 from bench.harness.code_digest import changes_section, changes_since
 from bench.harness.outcomes import Outcome, slug
 from ssd_profiles.errors import UserError
+from ssd_runtime.weights.native.library import INSTRUCTIONS
 
 PAGE = Path("docs/benchmarks.md")
 QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 """Texts that quote figures of the page."""
-INSTRUCTIONS = {"vnni": "AVX-512 VNNI", "avx2-": "AVX2"}
-"""Instruction sets by what kernels' names have in them."""
+KERNELS = {INSTRUCTIONS[8]: "AVX2", INSTRUCTIONS[16]: "AVX-512 VNNI"}
+"""Instruction sets by what the names of our kernels have in them."""
 QUOTE = re.compile(r"<!--f ([\w-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
 GLANCE = (
@@ -132,7 +133,7 @@ def machine(outcome: Outcome) -> str:
     """
     name = re.sub(r" \([0-9a-f]{6}\)$", "", outcome.processor).replace("(R)", "")
     kernels = (outcome.settings or {}).get("device", {}).get("kernels", "")
-    return next((f"{name}, {told}" for part, told in INSTRUCTIONS.items() if part in kernels), name)
+    return next((f"{name}, {told}" for part, told in KERNELS.items() if part in kernels), name)
 
 
 def _machines(outcomes: Sequence[Outcome]) -> list[Outcome]:

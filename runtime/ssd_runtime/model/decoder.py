@@ -131,11 +131,11 @@ class Decoder:
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers)
             self.draft_vocabulary = DraftVocabulary(self.shape.vocabulary)
-            rotary = getattr(base, self.family.rotary)
+            rotary, like = getattr(base, self.family.rotary), torch.empty(0, dtype=self.dtype, device=self.device)
             tables = {
                 name: RotaryTable(
                     module=rotary,
-                    like=torch.empty(0, dtype=self.dtype, device=self.device),
+                    like=like,
                     switch=self.rope_switch,
                     name=name,
                     alternate=self.family.pairs_alternate,
@@ -175,7 +175,7 @@ class Decoder:
         )
 
     def _layout(self, layers: Sequence[Layer], kinds: Sequence[LayerKind], quantised: bool) -> KVLayout:
-        """What caches hold for these layers, that of the MTP layer included."""
+        """The sizes of the keys, values and states that caches hold of each layer, the MTP layer included."""
         key_multiple = self.sublayers.key_multiple
         return KVLayout(
             devices=[layer.device for layer in layers],

@@ -35,12 +35,13 @@ class LayerTensor:
 
     def __init__(self, module: nn.Module, name: str) -> None:
         self._module, self._name = module, name
+        self._stamp: tuple[int, int] | None = None
         self.refresh()
 
     def refresh(self) -> bool:
         """Follow changes of the user's tensor; returns whether there were any."""
-        before = getattr(self, "_stamp", None)
-        self.tensor = getattr(self._module, self._name).detach()
+        before = self._stamp
+        self.tensor: Tensor = getattr(self._module, self._name).detach()
         self._stamp = written(self.tensor)
         return self._stamp != before
 

@@ -49,7 +49,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> Shape:
-        """Those of a model's config."""
+        """The sizes in a model's config."""
         return cls(
             num_layers=config.num_hidden_layers,
             hidden=config.hidden_size,
@@ -267,6 +267,7 @@ class SubLayers:
         yield None if mlp is None else NativeSubLayer(layer, parts.kind, mlp=mlp, norm=norm)
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
+        """The layer's attention block as one call of our own code; None where that does not serve it."""
         if self._spread or self._cap is not None:
             return None
         return NativeAttention.of(layer, self._family, self._shape.heads, self._kv_bits)
