@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.sublayers import SubLayers
+from ssd_runtime.model.sublayers.sublayers import SubLayers
 
 ANY_MACHINE = (
     "import ssd_profiles.latency_law as law, ssd_runtime.profiling.other_work as work; "

@@ -10,7 +10,7 @@ from transformers.activations import ACT2CLS
 from transformers.models.granitemoe import modeling_granitemoe
 from transformers.models.lfm2_moe import modeling_lfm2_moe
 
-from ssd_runtime.model.families import FAMILIES
+from ssd_runtime.model.family.families import FAMILIES
 
 VOCABULARY = 97
 WINDOW = 16

@@ -10,8 +10,8 @@ from transformers import PreTrainedModel
 
 from ssd_runtime.drafting.mtp import MtpChain
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.model.families import family_of
-from ssd_runtime.model.mtp import MtpModule
+from ssd_runtime.model.family.families import family_of
+from ssd_runtime.model.layer.mtp import MtpModule
 from ssd_runtime.model.runner import Work
 from ssd_runtime.sequence.session import Session
 from tests.models import VARIANTS, tiny_model

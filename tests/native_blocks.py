@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
+from ssd_runtime.model.batch.rotary import Rotation, rotate
 from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
-from ssd_runtime.model.native.native_attention import NativeAttention
-from ssd_runtime.model.rotary import Rotation, rotate
+from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native
 from tests.native_weights import weight4, weight8

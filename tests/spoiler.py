@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ssd_runtime.model.native.native_attention import SegmentPlace, _Block
+from ssd_runtime.model.sublayers.native_attention import SegmentPlace, _Block
 from ssd_runtime.weights.kernels.kernel import _Norm
 from ssd_runtime.weights.kernels.native import _Weight
 from ssd_runtime.weights.native.library import Library

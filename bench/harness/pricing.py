@@ -20,7 +20,7 @@ from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.engine.loop import decoding
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.model.batch import Segment
+from ssd_runtime.model.batch.batch import Segment
 from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.sequence.prefill import Prefill

@@ -11,7 +11,8 @@ from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
-from ssd_compiler.search.search import SearchBounds, SearchResult, light_masks, search
+from ssd_compiler.search.search import SearchBounds, SearchResult, search
+from ssd_compiler.search.simple_masks import light_masks
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder

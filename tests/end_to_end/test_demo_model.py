@@ -21,7 +21,7 @@ from ssd_runtime.engine.output.divergence import NEAR_TIE, Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.models import LoadedModel, load_model
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.sublayers import KEY_MULTIPLE
+from ssd_runtime.model.sublayers.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.sequence.session import Session

@@ -14,9 +14,9 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import packed_model
-from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.native.native_run import NativeRun
+from ssd_runtime.model.sublayers.native_run import NativeRun
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.kernels.native import Native
 from tests.gguf_files import SIZES, save_gguf
@@ -103,8 +103,10 @@ def test_sublayers_in_one_call_are_those_one_by_one(variant: str, monkeypatch: p
         return found
 
     calls, real = list[int](), NativeRun
-    monkeypatch.setattr("ssd_runtime.model.sublayers.NativeRun", lambda parts: calls.append(len(parts)) or real(parts))
+    monkeypatch.setattr(
+        "ssd_runtime.model.sublayers.sublayers.NativeRun", lambda parts: calls.append(len(parts)) or real(parts)
+    )
     whole = states()
     assert max(calls) == places
-    monkeypatch.setattr("ssd_runtime.model.sublayers.FEW_ROWS", 0)
+    monkeypatch.setattr("ssd_runtime.model.sublayers.sublayers.FEW_ROWS", 0)
     assert all(map(torch.equal, whole, states()))

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from ssd_runtime.model.native.native_attention import HEAD_DIMS, NativeAttention
-from ssd_runtime.model.native.native_run import NativeRun, NativeSubLayer
+from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttention
+from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.native.library import Library

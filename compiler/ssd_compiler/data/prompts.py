@@ -17,7 +17,7 @@ from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.loading.models import LoadedModel, conversation
-from ssd_runtime.model.families import max_context
+from ssd_runtime.model.family.families import max_context
 
 OUT_OF_DOMAIN_PROMPTS = 6
 """Prompts of each packaged domain outside the bundle that serve as out-of-domain examples."""

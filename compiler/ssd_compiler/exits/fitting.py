@@ -56,9 +56,9 @@ def fit_exits(
     held_rows: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     for number, sample in enumerate([*samples, *held]):
         for states in chunked_states(decoder, sample):
-            last = _wide(decoder.norm(states[-1]))
+            last = _wide(decoder.head.norm(states[-1]))
             for layer in layers:
-                x = _wide(decoder.norm(states[2 * layer]))
+                x = _wide(decoder.head.norm(states[2 * layer]))
                 if number < len(samples):
                     fits[layer].update(x, last)
                 else:

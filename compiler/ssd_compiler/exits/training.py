@@ -57,7 +57,7 @@ def cache_features(decoder: Decoder, samples: Sequence[Sample], layers: Sequence
             for states in chunked_states(decoder, sample):
                 targets += [argmax(decoder.logits(x)) for x in states[-1].split(HEAD_ROWS)]
                 for layer in layers:
-                    kept[layer].append(decoder.norm(states[2 * layer]))
+                    kept[layer].append(decoder.head.norm(states[2 * layer]))
         tick()
     # Tensors made in inference mode cannot take part in autograd, so they are copied outside of it.
     return CachedFeatures({layer: torch.cat(kept.pop(layer)) for layer in layers}, torch.cat(targets))
@@ -79,7 +79,7 @@ def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epo
             for rows in torch.randperm(len(features.targets), generator=order).split(BATCH):
                 x = features.states[layer][rows].float()
                 mapped = torch.addmm(bias.to(x.device), x, weight.to(x.device)).to(decoder.dtype)
-                logits = decoder.finished(decoder.model.lm_head(mapped)).float()
+                logits = decoder.head.finished(decoder.model.lm_head(mapped)).float()
                 optimiser.zero_grad()
                 # Only these two tensors get gradients; the user's model must not.
                 cross_entropy(logits, features.targets[rows]).backward(inputs=[weight, bias])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,15 +14,16 @@ from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.frontier import select_finalists, select_frontier
 from ssd_compiler.search.self_sd import search_by_clock
+from ssd_compiler.search.simple_masks import light_masks, random_masks, uniform_masks, with_light
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import expected_tokens
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel
-from ssd_runtime.search.knapsack import Candidate, Weights, search_knapsack
+from ssd_runtime.search.knapsack import Candidate, search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
+from ssd_runtime.search.weights import Weights
 
 KNAPSACK_ROWS = 24
 """Rows that the dynamic programme carries along. More rows improve it little and cost in proportion."""
@@ -38,8 +38,6 @@ KNAPSACK_STATES = 24
 """Budgets that a dynamic programme carries along where sub-layers may be light, and each is run in all bits."""
 LIGHT_BUDGET = 0.9
 """Largest share of the latency that light and skipped sub-layers may save together."""
-UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
-RANDOM_MASKS = 4
 WORTHWHILE = 0.97
 """Predicted speed-up of the best knapsack or uniform mask below which the long search is skipped. Where sub-layers are
 weak one by one, no refinement has added more than two percent; where they matter only together, up to thirteen."""
@@ -128,7 +126,14 @@ def search(
         evaluator.rate_all(random_masks(layers, best.mask, bounds.seed), "random")
         evaluator.most = bounds.evaluations
         optimise(evaluator, bounds.seed)
-    frontier = select_frontier(list(evaluator.rated.values()), latency, context, decoder.shape.max_context)
+    return _result(evaluator, worthwhile, forwards, timed)
+
+
+def _result(evaluator: Evaluator, worthwhile: bool, forwards: float, timed: int) -> SearchResult:
+    """The frontier of all rated masks, and the cost with `forwards` of dynamic programmes and `timed` drafts."""
+    latency, context = evaluator.latency, evaluator.context
+    longest = evaluator.decoder.shape.max_context
+    frontier = select_frontier(list(evaluator.rated.values()), latency, context, longest)
     return SearchResult(
         frontier=[
             FrontierEntry.of(
@@ -144,7 +149,7 @@ def search(
         oracle_speedup=_oracle_speedup(evaluator),
         worthwhile=worthwhile,
         cost=SearchCost(
-            seconds=round(perf_counter() - began, 2),
+            seconds=round(perf_counter() - evaluator.began, 2),
             evaluations=timed or len(evaluator.rated),
             target_forwards=round(evaluator.forwards + forwards, 2),
             progress=[(round(seconds, 2), round(speedup, 4)) for seconds, speedup in evaluator.progress],
@@ -169,7 +174,7 @@ def _rate_first(evaluator: Evaluator, bounds: SearchBounds) -> float:
     layers = evaluator.decoder.shape.num_layers
     if not evaluator.rated:
         evaluator.rate(next(uniform_masks(layers)), "uniform")
-    evaluator.rate_all(_with_light(evaluator, uniform_masks(layers)), "uniform")
+    evaluator.rate_all(with_light(uniform_masks(layers), evaluator.usual), "uniform")
     evaluator.most, evaluator.deadline = whole
     return forwards
 
@@ -178,7 +183,7 @@ def _rate_simple(evaluator: Evaluator, seed: int) -> None:
     """Evaluate uniform and random masks, the first one even without any time left."""
     layers = evaluator.decoder.shape.num_layers
     evaluator.rate(next(uniform_masks(layers)), "uniform")
-    evaluator.rate_all(_with_light(evaluator, uniform_masks(layers)), "uniform")
+    evaluator.rate_all(with_light(uniform_masks(layers), evaluator.usual), "uniform")
     evaluator.rate_all(random_masks(layers, evaluator.best().mask, seed), "random")
 
 
@@ -266,37 +271,6 @@ def _perfect_runs(trace: Trace, length: int) -> Iterator[int]:
         run = int(wrong[0]) if wrong.size else len(trace.matches[position : position + length])
         yield run
         position += run + 1
-
-
-def uniform_masks(num_layers: int) -> Iterator[SubLayerPlan]:
-    """Masks that skip several shares of the layers evenly, the first and last layer kept."""
-    for share in UNIFORM_SHARES:
-        yield SubLayerPlan.uniform(num_layers, max(1, round(share * (num_layers - 2))))
-
-
-def light_masks(decoder: Decoder) -> Iterator[SubLayerPlan]:
-    """The drafts that skip nothing and run everything in the same bits, as far as there are light copies."""
-    nearest = decoder.light.mask
-    copies = list(enumerate(decoder.light.bits_of_each))
-    masks = [nearest.lightened({i: bits for i, has in copies if bits in has}) for bits in decoder.light.bits]
-    yield from dict.fromkeys(masks)
-
-
-def _with_light(evaluator: Evaluator, masks: Iterator[SubLayerPlan]) -> Iterator[SubLayerPlan]:
-    """Each mask, and where there are light copies the same with all that it runs on these."""
-    usual = evaluator.usual
-    for mask in masks:
-        yield mask
-        if usual.light:
-            yield SubLayerPlan(mask.skipped, usual.light)
-
-
-def random_masks(num_layers: int, like: SubLayerPlan, seed: int) -> Iterator[SubLayerPlan]:
-    """Masks of random sub-layers, as many as the mask `like` skips and with the bits of those that it runs."""
-    count = len(list(like))
-    picker = random.Random(seed)
-    for _ in range(RANDOM_MASKS):
-        yield SubLayerPlan(SubLayerPlan.of(num_layers, picker.sample(range(2 * num_layers), count)).skipped, like.light)
 
 
 def _spread(candidates: list[Candidate], count: int) -> list[Candidate]:

@@ -108,7 +108,7 @@ def decoding(
     session.decoder.synchronize()
     began = perf_counter()
     session.rewind(prompt, len(answered))
-    session.decoder.saw(session.ids, answered=False)
+    session.decoder.head.saw(session.ids, answered=False)
     planner.start(session, prompt)
     session.decoder.synchronize()
     prompt_tokens = prompt.tokens - len(answered)
@@ -176,7 +176,7 @@ def _cycle(
     rows = draft.rows(pending)
     session.commit([rows[row] for row in accepted.rows], accepted.rows, states)
     session.pending = accepted.tokens[-1]
-    session.decoder.saw(accepted.tokens)
+    session.decoder.head.saw(accepted.tokens)
     # The host has read the choices, so the work before both marks is done.
     drafting = watch.between(began, drafted)
     verifying = watch.lap() - drafting

@@ -17,7 +17,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.loading.config import read_config
 from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings, require_plain_files
 from ssd_runtime.loading.pretrained import TEXT_NAMES, empty_model, read_model
-from ssd_runtime.model.families import family_of
+from ssd_runtime.model.family.families import family_of
 
 SINGLE = "model.safetensors"
 SHARDS = "model.safetensors.index.json"

@@ -44,7 +44,7 @@ from ssd_runtime.loading.sources import (
     weight_files,
 )
 from ssd_runtime.loading.wheels import DEMO
-from ssd_runtime.model.families import family_of
+from ssd_runtime.model.family.families import family_of
 from ssd_runtime.structure.grammars import Grammars
 from ssd_runtime.templates.renderer import TemplateRefused
 from ssd_runtime.weights.dtype_names import AUTO, read_dtype

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ssd_runtime.loading.checkpoint import read_files, read_tensors
-from ssd_runtime.model.mtp import MtpModule
+from ssd_runtime.model.layer.mtp import MtpModule
 
 PREFIX = "mtp."
 EXPERTS = ".experts."

@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.devices.clock import WaitedLock, queues_work, synchronize
 from ssd_runtime.devices.memory import gib
 from ssd_runtime.devices.placement import device_of
-from ssd_runtime.devices.transfer import to_device
-from ssd_runtime.model.attention import capped, has_causal_kernel
-from ssd_runtime.model.batch import Batch, BatchBuilder
+from ssd_runtime.model.batch.batch import Batch
+from ssd_runtime.model.batch.builder import BatchBuilder
+from ssd_runtime.model.batch.rotary import RotaryTables
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
-from ssd_runtime.model.draft_vocabulary import DraftVocabulary
-from ssd_runtime.model.families import (
-    LONGROPE,
+from ssd_runtime.model.embedding import Embedding
+from ssd_runtime.model.family.families import family_of
+from ssd_runtime.model.family.layer_kinds import (
     LayerKind,
-    family_of,
-    key_owners,
-    layer_kinds,
     query_scaling,
-    rope_types,
     setting,
 )
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer
-from ssd_runtime.model.layer_inputs import LayerInputs
-from ssd_runtime.model.mtp import Mtp, MtpModule
-from ssd_runtime.model.norm import Norm
+from ssd_runtime.model.head.head import Head, alone_as_two
+from ssd_runtime.model.layer.layer import Layer, layers_of
+from ssd_runtime.model.layer.layer_inputs import LayerInputs, input_width
+from ssd_runtime.model.layer.mtp import Mtp, MtpModule
 from ssd_runtime.model.projections import LightCopies, Projections
-from ssd_runtime.model.rotary import RotaryTable
-from ssd_runtime.model.sublayers import Shape, SubLayers
+from ssd_runtime.model.sublayers.attention import has_causal_kernel
+from ssd_runtime.model.sublayers.sublayers import Shape, SubLayers
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import require_unhooked
-from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
+from ssd_runtime.weights.linear import Linear, PackedMemory
 from ssd_runtime.weights.native.library import library
 
 KV_BITS = 8
@@ -64,91 +59,46 @@ class Decoder:
     def __init__(
         self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False, kv_bits: int | None = None
     ) -> None:
-        self.family = family_of(model.config)
+        config, base = model.config, model.model
+        self.family = family_of(config)
         require_unhooked(model, self.family.mixing, self.family.mlp, self.family.shared)
         self.model = model
         self.bitwise = bitwise
         self.lock = WaitedLock()
         self.version = 0
         """Incremented by `refresh` when the model has changed: states computed before belong to another model."""
-        self._embedding_stamp = stamp_of([model.model.embed_tokens])
-        self._changed = False
-        config = model.config
-        base = model.model
         self.shape = Shape.of(config)
         self.dtype: torch.dtype = model.dtype
-        self.device = device_of(base.embed_tokens)
-        """The device of states and logits; layers may run on other devices."""
-        kinds = layer_kinds(config, self.family)
-        distinct = list(dict.fromkeys(kinds))
-        self.layer_kinds = tuple(kind.name for kind in kinds)
-        self.rope_switch = _rope_switch(config, self.family)
-        """All tokens of a longer sequence are rotated by other angles (longrope); None for other models."""
         self._cap = setting(config, self.family.attention_cap)
-        self._logit_cap = setting(config, self.family.logit_cap)
-        self._logit_divisor = (setting(config, self.family.logit_divisor) or 1.0) / (
-            setting(config, self.family.logit_multiplier) or 1.0
-        )
-        self._embedding_scale = _embedding_scale(model, self.family)
-        residual = setting(config, self.family.residual_multiplier) or 1.0
-        width = int(setting(config, self.family.layer_inputs) or 0)
-        owners = key_owners(config, self.family)
+        self.packed = PackedMemory(weight_memory)
         ahead = getattr(model, "mtp", None)
         ahead = ahead if isinstance(ahead, MtpModule) else None
-        modules = [*base.layers, *([] if ahead is None else ahead.layers)]
-        # The MTP layer comes after the model's own, so that its keys are in the same caches.
-        if ahead is not None:
-            kinds.append(next(kind for kind in kinds if kind.is_full))
-            owners.append(len(owners))
-        self.packed = PackedMemory(weight_memory)
         with torch.inference_mode():
-            layers = [
-                Layer.of(
-                    layer=layer,
-                    family=self.family,
-                    kind=distinct.index(kind),
-                    about=kind,
-                    keys=owner,
-                    residual=residual,
-                    memory=self.packed,
-                    by_row=bitwise,
-                    injected=width > 0,
-                )
-                for layer, kind, owner in zip(modules, kinds, owners, strict=True)
-            ]
+            layers = layers_of(model, self.family, () if ahead is None else ahead.layers, self.packed, bitwise)
             self.layers = layers[: self.shape.num_layers]
-            self._inputs = LayerInputs(base, self.family, width, self.packed) if width else None
+            self._inputs = LayerInputs(base, self.family, self.packed) if input_width(config, self.family) else None
+            self.embed = Embedding(model, self.family, self._inputs, self.lock)
+            self.device = self.embed.device
+            """The device of states and logits; layers may run on other devices."""
             self.mtp = None if ahead is None else Mtp(ahead, layers[-1], self.family, self.packed)
             """The model's own layer for drafts; None without one."""
-            final = getattr(base, self.family.final_norm)
-            devices = {device_of(final), device_of(model.lm_head)} | {layer.device for layer in self.layers}
-            self._spread = devices != {self.device}
-            self._norm = Norm(base, self.family.final_norm, self.family.norm_offset)
-            self._head = Linear(model, ("lm_head",), self.packed)
-            self.projections = Projections(
-                self.layers, self._head, () if self._inputs is None else (self._inputs.projection,)
-            )
+            output = Linear(model, ("lm_head",), self.packed)
+            self.projections = Projections(self.layers, output, self._inputs)
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers)
-            self.draft_vocabulary = DraftVocabulary(self.shape.vocabulary)
-            rotary, like = getattr(base, self.family.rotary), torch.empty(0, dtype=self.dtype, device=self.device)
-            tables = {
-                name: RotaryTable(
-                    module=rotary,
-                    like=like,
-                    switch=self.rope_switch,
-                    name=name,
-                    alternate=self.family.pairs_alternate,
-                    once=self.family.angles_once,
-                )
-                for name in rope_types(config, self.family)
-            }
+            rotary = RotaryTables(base, self.family, like=torch.empty(0, dtype=self.dtype, device=self.device))
+        self.layer_kinds = tuple(layer.about.name for layer in self.layers)
+        self.rope_switch = rotary.switch
+        """All tokens of a longer sequence are rotated by other angles (longrope); None for other models."""
+        ends = {device_of(getattr(base, self.family.final_norm)), device_of(model.lm_head)}
+        self.is_spread = ends | {layer.device for layer in self.layers} != {self.device}
+        """Whether layers run on several devices."""
         self.sublayers = SubLayers(
             layers=layers,
             family=self.family,
             shape=self.shape,
             cap=self._cap,
-            spread=self._spread,
+            spread=self.is_spread,
             bitwise=bitwise,
             rounded=self.rounding != self.dtype,
             lock=self.lock,
@@ -160,22 +110,29 @@ class Decoder:
                 f"--kv-bits {kv_bits}: keys and values of {KV_BITS} bits are for packed weights whose attention our "
                 "own kernels serve on this processor; use --weights packed with a .gguf file, or omit it"
             )
+        in_pairs = self.sublayers.by_row
+        self.head = Head(model, self.family, projection=output, device=self.device, lock=self.lock, in_pairs=in_pairs)
         self._choose_threads()
-        self.kv_layout = self._layout(layers, kinds, kv_bits is not None)
-        self.batches = BatchBuilder(
-            kinds=distinct,
-            tables=tables,
+        self.kv_layout = self._layout(layers, kv_bits is not None)
+        self.batches = self._batches(rotary)
+
+    def _batches(self, rotary: RotaryTables) -> BatchBuilder:
+        kinds = list(dict.fromkeys(layer.about for layer in self.layers))
+        return BatchBuilder(
+            kinds=kinds,
+            tables=rotary.tables,
             heads=self.shape.heads,
             dtype=self.dtype,
             device=self.device,
             key_multiple=self.sublayers.key_multiple,
-            causal=self._attends_causally(distinct),
+            causal=self._attends_causally(kinds),
             by_row=self.sublayers.by_row,
-            query_scaling=query_scaling(config, self.family),
+            query_scaling=query_scaling(self.model.config, self.family),
         )
 
-    def _layout(self, layers: Sequence[Layer], kinds: Sequence[LayerKind], quantised: bool) -> KVLayout:
+    def _layout(self, layers: Sequence[Layer], quantised: bool) -> KVLayout:
         """The sizes of the keys, values and states that caches hold of each layer, the MTP layer included."""
+        kinds = [layer.about for layer in layers]
         key_multiple = self.sublayers.key_multiple
         return KVLayout(
             devices=[layer.device for layer in layers],
@@ -214,11 +171,6 @@ class Decoder:
         return self.projections.rounding(self.dtype)
 
     @property
-    def is_spread(self) -> bool:
-        """Whether layers run on several devices."""
-        return self._spread
-
-    @property
     def has_attention_cap(self) -> bool:
         """Whether scores of attention are soft-capped, or have sinks."""
         return self._cap is not None or self.family.sinks
@@ -226,7 +178,7 @@ class Decoder:
     @property
     def _placement(self) -> str:
         """Devices of spread layers and the number of offloaded weights, which change the time of steps."""
-        devices = sorted({str(layer.device) for layer in self.layers}) if self._spread else []
+        devices = sorted({str(layer.device) for layer in self.layers}) if self.is_spread else []
         fetched = sum(parameter.is_meta for parameter in self.model.parameters())
         return "".join(f" on {device}" for device in devices) + (f" {fetched} weights offloaded" if fetched else "")
 
@@ -258,26 +210,22 @@ class Decoder:
         Raises UserError if a module that the engine bypasses has a new hook, or if weights change in bitwise mode.
         """
         require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
-        embedding = stamp_of([self.model.model.embed_tokens])
         with torch.inference_mode():
-            parts: list[Layer | Norm | Linear | Mtp | LayerInputs] = [*self.layers, self._norm, self._head]
+            parts: list[Embedding | Layer | Head | Mtp | LayerInputs] = [self.embed, *self.layers, self.head]
             parts += [part for part in (self.mtp, self._inputs) if part is not None]
             changed = [part.refresh() for part in parts]
         if any(changed):
+            self.version += 1
             self.projections.use_huge_pages()
             self.sublayers.follow(self.light.bits)
             self._choose_threads()
-            self._changed = True
-        if any(changed) or embedding != self._embedding_stamp:
-            self.version += 1
-            self._embedding_stamp = embedding
-        if self._changed and self.bitwise:
+        if self.bitwise and self.version:
             raise UserError("--bitwise: the model has changed since the engine was made; make a new engine")
 
     def synchronize(self) -> None:
         """Wait for the work queued on the model's devices; returns at once on a CPU."""
         devices = {self.device}
-        if self._spread:
+        if self.is_spread:
             devices |= {layer.device for layer in self.layers}
         for device in devices:
             synchronize(device)
@@ -293,18 +241,6 @@ class Decoder:
     def probe_ids(self, count: int, first: int = 0) -> list[int]:
         """Fixed, different token ids for measurements and checks: equal rows make softmax and norms too easy."""
         return [(17 + 31 * i) % self.shape.vocabulary for i in range(first, first + count)]
-
-    def embed(self, *ids: Sequence[int] | Tensor) -> Tensor:
-        """Embeddings [n, hidden] of token ids, some on the host and some on the device, one after the other.
-
-        With `LayerInputs`, these and all further states carry their tokens.
-        """
-        parts = [each if isinstance(each, Tensor) else to_device(each, self.device) for each in ids]
-        tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
-        with self.lock:
-            x = self.model.model.embed_tokens(tokens)
-        x = x if self._embedding_scale is None else x * self._embedding_scale
-        return x if self._inputs is None else self._inputs.carried(x, tokens)
 
     def run(
         self,
@@ -345,63 +281,12 @@ class Decoder:
         first = 2 * self.shape.num_layers
         x = self.run(x, batch, first=first, last=first + 2)
         with self.lock:
-            return self._on_two_rows(self.mtp.norm, x)
-
-    def norm(self, x: Tensor) -> Tensor:
-        """States `x` [n, hidden] after the final norm, without the tokens that they may carry."""
-        with self.lock:
-            return self._handed(self._on_two_rows(self._norm, x[:, : self.shape.hidden]))
-
-    def head(self, normed: Tensor, bits: int = FULL, drafting: bool = False) -> Tensor:
-        """Logits [n, vocabulary] of normed states, by a copy of the head in `bits` if there is one.
-
-        For `drafting` with the whole head's weights, those of tokens outside of the `draft_vocabulary` may be minus
-        infinity. A light head takes too little time for the drafts that it would lose.
-        """
-        head: Callable[[Tensor], Tensor] = self._head if bits == FULL else self._head.light(bits)
-        with self.lock:
-            if drafting and bits == FULL:
-                head = self.draft_vocabulary.head(self._head.natives) or head
-            return self.finished(self._handed(self._on_two_rows(head, normed)))
-
-    def _on_two_rows(self, work: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Apply `work` to rows `x` [n, width].
-
-        In bitwise mode a single row is duplicated and the copy dropped, because kernels round one row differently from
-        two.
-        """
-        return work(x.repeat(2, 1))[:1] if self.sublayers.by_row and len(x) == 1 else work(x)
-
-    def finished(self, logits: Tensor) -> Tensor:
-        """Logits from the output of the head's projection, scaled and capped as the family does."""
-        if self._logit_divisor != 1.0:
-            logits = logits / self._logit_divisor
-        return capped(logits, self._logit_cap)
+            return alone_as_two(self.mtp.norm, x, self.sublayers.by_row)
 
     def logits(self, x: Tensor, bits: int = FULL, drafting: bool = False) -> Tensor:
-        """Logits [n, vocabulary] of states after the last sub-layer; `bits` and `drafting` are those of `head`."""
-        return self.head(self.norm(x), bits, drafting)
-
-    def saw(self, tokens: Sequence[int], answered: bool = True) -> None:
-        """Let drafts score tokens that occur in an answer or a prompt, and their neighbours."""
-        with self.lock:
-            self.draft_vocabulary.update(tokens, answered)
+        """Logits [n, vocabulary] of states after the last sub-layer; `bits` and `drafting` are those of `Head`."""
+        return self.head(self.head.norm(x), bits, drafting)
 
     def _handed(self, x: Tensor) -> Tensor:
         """A tensor on the decoder's device."""
-        return x.to(self.device) if self._spread else x
-
-
-def _rope_switch(config: PreTrainedConfig, family: Family) -> int | None:
-    if LONGROPE not in rope_types(config, family).values():
-        return None
-    return int(config.rope_parameters["original_max_position_embeddings"])
-
-
-def _embedding_scale(model: PreTrainedModel, family: Family) -> float | Tensor | None:
-    """The base model's factor of embeddings, unless its embedding module applies it; None for 1."""
-    module = model.model.embed_tokens
-    # The first 5.x versions of transformers scale Gemma-2's embeddings in the model, later ones in the module.
-    if family.scaled_embedding and getattr(module, "embed_scale", None) is None:
-        return torch.tensor(model.config.hidden_size**0.5, dtype=model.dtype, device=device_of(module))
-    return setting(model.config, family.embedding_multiplier)
+        return x.to(self.device) if self.is_spread else x

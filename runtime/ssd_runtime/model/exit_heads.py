@@ -36,7 +36,7 @@ class ExitHeads:
 
     def carried(self, layer: int, x: Tensor) -> Tensor:
         """Normed states [n, hidden] for the model's head, from states `x` [n, hidden] after `layer` layers."""
-        normed = self._decoder.norm(x)
+        normed = self._decoder.head.norm(x)
         if layer in self._maps:
             weight, bias = self._maps[layer]
             normed = torch.addmm(bias, normed, weight)

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from ssd_profiles.mask import BITS, SubLayerPlan
-from ssd_runtime.model.layer import Layer
+from ssd_runtime.model.layer.layer import Layer
+from ssd_runtime.model.layer.layer_inputs import LayerInputs
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernels.huge_pages import use_huge_pages
 from ssd_runtime.weights.kernels.native import Native
@@ -22,12 +23,12 @@ more than a step, so with more bytes even drafts that are always right gain noth
 
 
 class Projections:
-    """All projections of a decoder, in the order of its sub-layers; the head's follows, then `others`."""
+    """All projections of a decoder, in the order of its sub-layers; the head's follows, then that of `inputs`."""
 
-    def __init__(self, layers: Sequence[Layer], head: Linear, others: Sequence[Linear] = ()) -> None:
+    def __init__(self, layers: Sequence[Layer], head: Linear, inputs: LayerInputs | None = None) -> None:
         self._layers = layers
         self._head = head
-        self._others = others
+        self._others = () if inputs is None else (inputs.projection,)
         self._serves: tuple[bool, ...] = ALWAYS
 
     def __iter__(self) -> Iterator[Linear]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.mask import FULL, SubLayerPlan
-from ssd_runtime.model.batch import Batch, Segment, Variants
+from ssd_runtime.model.batch.batch import Batch, Segment, Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sampling.argmax import argmax_with_logit
 
@@ -186,7 +186,7 @@ class ModelRunner:
         if isinstance(requests[0], Head):
             return self._heads(requests)
         if isinstance(requests[0], FinalNorm):
-            normed = self.decoder.norm(concatenated([request.x for request in requests]))
+            normed = self.decoder.head.norm(concatenated([request.x for request in requests]))
             return _split(normed, [request.size for request in requests])
         if isinstance(requests[0], Read):
             numbers = iter(concatenated([request.x for request in requests]).tolist())

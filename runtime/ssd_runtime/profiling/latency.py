@@ -16,7 +16,7 @@ from ssd_profiles.latency_law import broken_law
 from ssd_profiles.mask import FULL
 from ssd_runtime.devices.device import device_identity
 from ssd_runtime.devices.memory import available_bytes
-from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.fit import DRAFT_HEAD, MIN_SAMPLES, Samples, coarse, fitted

@@ -19,7 +19,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import TYPICAL_SPREAD, broken_light_law
 from ssd_profiles.light_costs import LightCosts, LightCostsFile
 from ssd_profiles.mask import FULL, SubLayerPlan
-from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.profiling.fit import spread_of

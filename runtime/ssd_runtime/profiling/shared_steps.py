@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ssd_profiles.latency import Array
-from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
 from ssd_runtime.model.decoder import Decoder

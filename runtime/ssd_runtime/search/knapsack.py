@@ -10,63 +10,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import BITS, FULL, SubLayerPlan
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
-from ssd_runtime.model.batch import Variants
+from ssd_runtime.model.batch.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import FinalNorm, Forward, Head, ModelRunner, Work
 from ssd_runtime.search.replay import ReferenceStates
+from ssd_runtime.search.weights import Weights
 
 NEAR = 1e-3
 """Distance in cosine below which states count as equally close."""
-
-
-FINE = 16
-"""Units of weight per full sub-layer of the fastest kind, where sub-layers may be light: savings of a few percent
-must not round away."""
-
-LightChoices = tuple[tuple[int, int], ...]
-"""Pairs of bits and the weight that running an item in these bits saves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Whole-number weights of the items that may be skipped."""
-
-    items: tuple[int, ...]
-    """One weight per item: per sub-layer (2L) or per layer (L)."""
-    light: tuple[LightChoices, ...] = ()
-    """Further choices for each sub-layer; empty if sub-layers are skipped or run in full, as in the paper."""
-    head: int = FULL
-    """Bits of the head's weights in all drafts."""
-
-    @classmethod
-    def of(cls, latency: LatencyTable, context: float) -> Weights:
-        """The sub-layers' latencies, rounded in units of the fastest one's (KnapSpec §3.4)."""
-        seconds = latency.sublayer_seconds(context, 1)
-        unit = min(seconds)
-        return cls(tuple(max(1, round(each / unit)) for each in seconds))
-
-    @classmethod
-    def fine(cls, latency: LatencyTable, context: float, copies: Sequence[Sequence[int]]) -> Weights:
-        """Weights in finer units, with what each sub-layer saves on its copies (`LightCopies.bits_of_each`).
-
-        The head uses the first precision of its list.
-        """
-        full = latency.sublayer_seconds(context, 1)
-        unit = min(full) / FINE
-        at_bits = {bits: latency.sublayer_seconds(context, 1, bits) for bits in BITS}
-        saved = [{bits: round((each - at_bits[bits][i]) / unit) for bits in copies[i]} for i, each in enumerate(full)]
-        return cls(
-            items=tuple(max(1, round(each / unit)) for each in full),
-            light=tuple(tuple((bits, gain) for bits, gain in each.items() if gain > 0) for each in saved),
-            head=next(iter(copies[-1]), FULL),
-        )
-
-    def options(self, item: int) -> LightChoices:
-        """The bits in which an item may run, with what each saves; in full first, which saves nothing."""
-        return ((FULL, 0), *(self.light[item] if self.light else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,42 +81,16 @@ def searching_knapsack(
     after each item: those where skipping more begins to cost. A request has at most `piece` rows, or those of one j.
     """
     heaviest = math.floor(budget * sum(weights.items)) if exactly is None else exactly
-    least = exactly or 0
-    rest = sum(weights.items)
-    per_item = 2 * decoder.shape.num_layers // len(weights.items)
-    groups = [decoder.batches.variants(group.cache, group.start, len(group)) for group in reference.groups]
-    level = _Level([0], reference.states[0][:, None])
-    choices: list[dict[int, _Choice]] = []
-    for item, weight in enumerate(weights.items):
-        rest -= weight
-        first = item * per_item
-        last = first + per_item
-        target = reference.states[last][:, None]
-        ways = dict[_Choice, _Level]()
-        for at, saved in weights.options(item):
-            ways[_Choice(at, saved)] = yield from _executing(
-                groups=groups,
-                level=level.between(least - rest - saved, heaviest - saved),
-                full=target,
-                first=first,
-                last=last,
-                mask=SubLayerPlan.of(decoder.shape.num_layers).lightened(at) if at else None,
-                piece=piece,
-            )
-        skipping = level.between(least - rest - weight, heaviest - weight)
-        if decoder.family.layer_scalar:  # a skipped MLP is not nothing
-            skipping = yield from _executing(
-                groups=groups,
-                level=skipping,
-                full=target,
-                first=first,
-                last=last,
-                mask=SubLayerPlan.of(decoder.shape.num_layers, range(first, last)),
-                piece=piece,
-            )
-        ways[_Choice(None, weight)] = skipping
-        level, choice = _best(ways, target=target, threshold=threshold, most=most)
-        choices.append(choice)
+    level, choices = yield from _filling(
+        decoder=decoder,
+        reference=reference,
+        weights=weights,
+        threshold=threshold,
+        least=exactly or 0,
+        heaviest=heaviest,
+        most=most,
+        piece=piece,
+    )
     work = _rating(
         decoder=decoder,
         reference=reference,
@@ -195,6 +122,59 @@ class _Level:
         if len(kept) == len(self.weights):
             return self
         return _Level([self.weights[place] for place in kept], self.x[:, to_device(kept, self.x.device)])
+
+
+def _filling(
+    decoder: Decoder,
+    reference: ReferenceStates,
+    weights: Weights,
+    threshold: float,
+    least: int,
+    heaviest: int,
+    most: int,
+    piece: int | None,
+) -> Work[tuple[_Level, list[dict[int, _Choice]]]]:
+    """Run all items; returns the states after the last one, and after each item the choice of every state.
+
+    States that cannot reach the weight `least`, or are beyond `heaviest`, are left out.
+    """
+    layers = decoder.shape.num_layers
+    rest = sum(weights.items)
+    per_item = 2 * layers // len(weights.items)
+    groups = [decoder.batches.variants(group.cache, group.start, len(group)) for group in reference.groups]
+    level = _Level([0], reference.states[0][:, None])
+    choices: list[dict[int, _Choice]] = []
+    for item, weight in enumerate(weights.items):
+        rest -= weight
+        first = item * per_item
+        last = first + per_item
+        target = reference.states[last][:, None]
+        ways = dict[_Choice, _Level]()
+        for at, saved in weights.options(item):
+            ways[_Choice(at, saved)] = yield from _executing(
+                groups=groups,
+                level=level.between(least - rest - saved, heaviest - saved),
+                full=target,
+                first=first,
+                last=last,
+                mask=SubLayerPlan.of(layers).lightened(at) if at else None,
+                piece=piece,
+            )
+        skipping = level.between(least - rest - weight, heaviest - weight)
+        if decoder.family.layer_scalar:  # a skipped MLP is not nothing
+            skipping = yield from _executing(
+                groups=groups,
+                level=skipping,
+                full=target,
+                first=first,
+                last=last,
+                mask=SubLayerPlan.of(layers, range(first, last)),
+                piece=piece,
+            )
+        ways[_Choice(None, weight)] = skipping
+        level, choice = _best(ways, target=target, threshold=threshold, most=most)
+        choices.append(choice)
+    return level, choices
 
 
 def _best(

@@ -11,7 +11,8 @@ from torch import Tensor
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
-from ssd_runtime.model.batch import BatchBuilder, Lineage, Segment
+from ssd_runtime.model.batch.batch import Lineage, Segment
+from ssd_runtime.model.batch.builder import BatchBuilder
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRunner, Work

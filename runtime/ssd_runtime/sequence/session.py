@@ -10,7 +10,8 @@ from torch import Tensor
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
-from ssd_runtime.model.batch import MOST_BY_ROW, Lineage
+from ssd_runtime.model.batch.batch import Lineage
+from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import FORWARD_ROWS
 from ssd_runtime.model.decoder import Decoder
@@ -84,19 +85,7 @@ class Session(TokenSequence):
         """
         known = self.ids[: beginning.tokens] if beginning is not None else []
         total = len(known) + len(ids)
-        limit = self.decoder.shape.max_context
-        if not ids:
-            raise UserError("prompt: is empty; give at least one token")
-        if min(ids) < 0 or max(ids) >= self.decoder.shape.vocabulary:
-            raise UserError(
-                f"prompt: expected token ids from 0 to {self.decoder.shape.vocabulary - 1}, got {min(ids)} to "
-                f"{max(ids)}; use the model's own tokenizer"
-            )
-        if total >= limit:
-            raise UserError(
-                f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
-                "shorten the prompt"
-            )
+        self._require_prompt(ids, total)
         long = self._is_long(total)
         if beginning is not None and long != self.cache.long:
             # The beginning was computed with other angles, so everything runs again.
@@ -119,7 +108,7 @@ class Session(TokenSequence):
         self._states_are_long = long
         room = MAX_ROOM if self._prefixes is None else POOL_ROOM
         # The first request comes later: until then nobody is admitted to the room that the scheduler has found.
-        self.cache.reserve_tokens(min(total + min(new_tokens, room), limit))
+        self.cache.reserve_tokens(min(total + min(new_tokens, room), self.decoder.shape.max_context))
         if reused is not None:
             self._states = yield from reused.states.resuming(self.reused)
         ids = known + ids
@@ -146,6 +135,22 @@ class Session(TokenSequence):
             states=self._states.copy(),
         )
         return self._prompt
+
+    def _require_prompt(self, ids: list[int], total: int) -> None:
+        """Raise UserError unless the model has these `ids`, the last of `total`, and room for an answer."""
+        vocabulary, limit = self.decoder.shape.vocabulary, self.decoder.shape.max_context
+        if not ids:
+            raise UserError("prompt: is empty; give at least one token")
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            raise UserError(
+                f"prompt: expected token ids from 0 to {vocabulary - 1}, got {min(ids)} to {max(ids)}; use the model's "
+                "own tokenizer"
+            )
+        if total >= limit:
+            raise UserError(
+                f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
+                "shorten the prompt"
+            )
 
     def pin(self) -> None:
         """Make a search's tokens so far stay what it can run again, until the session returns or takes a prompt."""

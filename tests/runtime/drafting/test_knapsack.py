@@ -11,14 +11,15 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.search.knapsack import Weights, search_knapsack
+from ssd_runtime.search.knapsack import search_knapsack
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
+from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
 from tests.models import ALIKE, HYBRIDS, SHARING, tiny_model
 from tests.tables import latency_table, with_light_costs
@@ -69,7 +70,7 @@ def test_a_states_cosine_is_that_of_running_its_mask(variant: str) -> None:
     batch = Batch.of([decoder.batches.variants(group.cache, group.start, len(group)) for group in rows.groups])
     for candidate in search_knapsack(decoder, rows, Weights((1, 1) * 4), threshold=-1.0):
         x = decoder.run(rows.states[0], batch, candidate.mask)
-        final, target = decoder.norm(x), decoder.norm(rows.states[-1])
+        final, target = decoder.head.norm(x), decoder.head.norm(rows.states[-1])
         assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
 
 

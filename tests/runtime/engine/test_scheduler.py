@@ -18,7 +18,7 @@ from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner

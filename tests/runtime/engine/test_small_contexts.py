@@ -17,7 +17,7 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.models import LoadedModel, load_model
-from ssd_runtime.model.attention import attend
+from ssd_runtime.model.sublayers.attention import attend
 from ssd_runtime.planning.registry import NAMES, read_settings
 from ssd_runtime.serving.http.opening import ServiceOptions, open_service
 from tests.bundles import LAYERS, bundle
@@ -161,7 +161,7 @@ def test_a_runner_goes_on_after_a_prompt_that_runs_out_of_memory(
     runner = engine.runner(RunSettings(strategy, max_new_tokens=24, compare=compare))
     for calls in (0, 8, 12):  # in the prefill, after it, and in the middle of a forward
         with monkeypatch.context() as scarce:
-            scarce.setattr("ssd_runtime.model.torch_attention.attend", attends(calls))
+            scarce.setattr("ssd_runtime.model.sublayers.torch_attention.attend", attends(calls))
             with pytest.raises(
                 UserError, match=r"^prompt 1: out of memory on cpu while decoding; give a shorter prompt"
             ):

@@ -16,10 +16,10 @@ from ssd_runtime.drafting.tree import Drafter
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.checks.bitwise import probe, require_bitwise
-from ssd_runtime.model.attention import attend_by_row
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.model.sublayers import KEY_BLOCK
+from ssd_runtime.model.sublayers.attention import attend_by_row
+from ssd_runtime.model.sublayers.sublayers import KEY_BLOCK
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings

@@ -25,9 +25,10 @@ from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import load_model
-from ssd_runtime.model.attention import bias_of, has_causal_kernel
+from ssd_runtime.model.batch.builder import bias_of
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.sublayers.attention import has_causal_kernel
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
@@ -240,9 +241,9 @@ def test_generate_of_transformers_decodes_on_the_card(settings: dict[str, float]
 def test_a_causal_kernel_is_used_only_if_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"heads": 4, "kv_heads": 2, "head_dim": 8}
     assert not has_causal_kernel(torch.device("cpu"), torch.bfloat16, **sizes), "it is not a fused one"
-    monkeypatch.setattr("ssd_runtime.model.attention.can_use_flash_attention", lambda parameters: True)
+    monkeypatch.setattr("ssd_runtime.model.sublayers.attention.can_use_flash_attention", lambda parameters: True)
     assert has_causal_kernel(torch.device("cpu"), torch.bfloat16, **sizes)
-    monkeypatch.setattr("ssd_runtime.model.attention.causal_lower_right", causal_upper_left)
+    monkeypatch.setattr("ssd_runtime.model.sublayers.attention.causal_lower_right", causal_upper_left)
     assert not has_causal_kernel(torch.device("cpu"), torch.bfloat16, **sizes)
 
 
@@ -257,7 +258,7 @@ def test_attention_without_a_mask_is_attention_with_one(
     masked = decoded_logits(decoder)
     decoder.batches = replace(decoder.batches, causal=True)
     made = list[object]()
-    monkeypatch.setattr("ssd_runtime.model.batch.bias_of", lambda *given: made.append(given) or bias_of(*given))
+    monkeypatch.setattr("ssd_runtime.model.batch.builder.bias_of", lambda *given: made.append(given) or bias_of(*given))
     torch.testing.assert_close(decoded_logits(decoder), masked, atol=1e-4, rtol=1e-4)
     assert bool(made) == (variant == "qwen3-sliding"), "only windows need a mask"
 

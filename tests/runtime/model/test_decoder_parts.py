@@ -14,9 +14,10 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.sources import find_model
-from ssd_runtime.model.attention import GROUPED_ROWS, attend, bias_of, capped
+from ssd_runtime.model.batch.builder import GROUPED_ROWS, bias_of
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.sublayers.attention import attend, capped
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.kernel_choice import ROWS, fitted_decoder, measured
 from ssd_runtime.profiling.latency import device_key, measure_latency

@@ -13,8 +13,8 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.draft_vocabulary import DraftVocabulary
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.head.draft_vocabulary import DraftVocabulary
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sequence.session import Session
@@ -76,14 +76,14 @@ def test_the_output_is_plain_decodings(decoder: Decoder, temperature: float) -> 
         sampling = SamplingParams(temperature=temperature, seed=seed)
         plain = generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(24))
         for plan in drafters:
-            decoder.draft_vocabulary = DraftVocabulary(256, FREQUENT, SEEN)
+            decoder.head.draft_vocabulary = DraftVocabulary(256, FREQUENT, SEEN)
             got = generate(Session(decoder, sampling), ids, ConstantPlanner(plan), Limits(24))
             assert got.token_ids == plain.token_ids
             assert got.num_draft_tokens > 0
 
 
 def test_light_heads_score_all(decoder: Decoder) -> None:
-    decoder.draft_vocabulary = DraftVocabulary(256, FREQUENT, SEEN)
+    decoder.head.draft_vocabulary = DraftVocabulary(256, FREQUENT, SEEN)
     decoder.lighten("auto")
     x = decoder.embed([1])
     assert decoder.logits(x, 4, drafting=True).isfinite().all()

@@ -16,7 +16,7 @@ from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.families import FAMILIES, max_context
+from ssd_runtime.model.family.families import FAMILIES, max_context
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from tests.models import NEWER, SMALL, SWITCH, VARIANTS, VOCABULARY, tiny_model

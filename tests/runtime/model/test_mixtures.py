@@ -12,9 +12,9 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.model.batch import MOST_BY_ROW
+from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.experts import Experts
+from ssd_runtime.model.layer.experts import Experts
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.profiling.latency import QUERIES, _Bench
 from ssd_runtime.profiling.timer import Timer

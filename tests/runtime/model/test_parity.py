@@ -166,7 +166,7 @@ def test_layers_on_other_devices_get_their_inputs_there(name: str, monkeypatch: 
     """One memory under three names: the code that moves runs; that nothing is left behind only a GPU can tell."""
     expected = generate(Session(Decoder(tiny_model("gemma2", seed=2))), IDS, PlainPlanner(), LIMITS).token_ids
     devices = iter([torch.device("cpu"), *[torch.device("cpu", layer % 2) for layer in range(9)]])
-    monkeypatch.setattr("ssd_runtime.model.layer.device_of", lambda _: next(devices))
+    monkeypatch.setattr("ssd_runtime.model.layer.layer.device_of", lambda _: next(devices))
     decoder = Decoder(tiny_model("gemma2", seed=2))
     assert decoder._spread
     table = latency_table(decoder.shape.num_layers, per_token=1e-6)

@@ -13,10 +13,10 @@ from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.model.batch import Variants
+from ssd_runtime.model.batch.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner
-from ssd_runtime.model.sublayers import SubLayers
+from ssd_runtime.model.sublayers.sublayers import SubLayers
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import Planner
 from ssd_runtime.planning.registry import read_settings

@@ -17,7 +17,7 @@ from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.model.batch import Batch
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.cache.kv_cache import LOOKBACK
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
@@ -34,8 +34,9 @@ from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.gaussian import most_promising
-from ssd_runtime.search.knapsack import Weights, search_knapsack
+from ssd_runtime.search.knapsack import search_knapsack
 from ssd_runtime.search.replay import ReferenceStates
+from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.streams import stream_by_the_table

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.model.batch import MOST_BY_ROW
+from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sequence.session import Session
 

@@ -17,11 +17,12 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from ssd_runtime.devices.memory import return_freed
 from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_tensors
 from ssd_runtime.loading.gguf.rope import TENSORS
-from ssd_runtime.model.families import LayerKind, family_of, layer_kinds
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import present
-from ssd_runtime.model.layer_inputs import INJECTION
-from ssd_runtime.model.mtp import MtpModule
+from ssd_runtime.model.family.families import family_of
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.family.layer_kinds import LayerKind, layer_kinds
+from ssd_runtime.model.layer.layer import present
+from ssd_runtime.model.layer.layer_inputs import INJECTION
+from ssd_runtime.model.layer.mtp import MtpModule
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.native.library import library

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.exact import exact
+from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.model.mixers.mixer import FEW
 
 CHUNK = 64

@@ -7,7 +7,8 @@ from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Plan
 from ssd_runtime.planning.settings import ClaspSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
-from ssd_runtime.search.knapsack import Weights, searching_knapsack
+from ssd_runtime.search.knapsack import searching_knapsack
+from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
 
 

@@ -15,7 +15,8 @@ from ssd_runtime.planning.papers.refreshed import RefreshedPlanner
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.settings import KnapsackSettings, NearestSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
-from ssd_runtime.search.knapsack import Candidate, Weights, searching_knapsack
+from ssd_runtime.search.knapsack import Candidate, searching_knapsack
+from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
 
 PIECE_ROWS = 256

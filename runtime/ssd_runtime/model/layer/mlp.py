@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers.activations import SiLUActivation
 
+from ssd_runtime.model.family.factors import Factors
+from ssd_runtime.model.family.family import Family
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RowNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import LightLinear
-from ssd_runtime.weights.linear import Linear
+from ssd_runtime.weights.linear import Linear, PackedMemory
 
 SILU = (nn.SiLU, SiLUActivation)
 
@@ -27,6 +30,17 @@ class Mlp:
     down: Linear | LightLinear
     gated: Callable[[Tensor], Tensor] | None = None
     """Takes the output [n, 2 inner] of `gate_up`, or [n, inner], and returns the input [n, inner] of `down`."""
+
+    @classmethod
+    def of(cls, block: Any, family: Family, memory: PackedMemory, factors: Factors | None) -> Mlp:
+        """The MLP of a module of transformers."""
+        activation = nn.SiLU() if family.activation is None else getattr(block, family.activation)
+        return cls(
+            gate_up=Linear(block, family.gate_up, memory, factors=factors and factors.gate_up),
+            activation=activation if family.gated_mlp else None,
+            down=Linear(block, (family.down,), memory, factors=factors and factors.down),
+            gated=None if family.gated_mlp else activation,
+        )
 
     def inner(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """The input [n, inner] of `down` for rows `x` [n, hidden], which are normed first."""

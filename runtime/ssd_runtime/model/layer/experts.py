@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.model.batch import MOST_BY_ROW
-from ssd_runtime.model.exact import exact
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.mlp import Mlp
-from ssd_runtime.model.norm import Norm
+from ssd_runtime.model.batch.builder import MOST_BY_ROW
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.layer.mlp import Mlp
+from ssd_runtime.model.layer.norm import Norm
+from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 

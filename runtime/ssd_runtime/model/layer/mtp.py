@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ssd_runtime.model.families import family_of, layer_kinds
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer
-from ssd_runtime.model.norm import Norm
+from ssd_runtime.model.family.families import family_of
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.family.layer_kinds import layer_kinds
+from ssd_runtime.model.layer.layer import Layer
+from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.weights.linear import Linear, PackedMemory
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.batch import Batch
-from ssd_runtime.model.native.native_attention import (
+from ssd_runtime.model.batch.batch import Batch
+from ssd_runtime.model.sublayers.native_attention import (
     NativeAttention,
     SegmentPlace,
     angles,

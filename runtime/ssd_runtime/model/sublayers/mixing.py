@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.batch import Lineage, Segment, Variants
+from ssd_runtime.model.batch.batch import Lineage, Segment, Variants
 from ssd_runtime.model.cache.mixer_states import Kept, LayerStates
 from ssd_runtime.model.mixers.mixer import Mixer, State
 

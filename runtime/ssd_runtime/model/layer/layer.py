@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ssd_runtime.devices.placement import device_of
-from ssd_runtime.model.experts import Experts
-from ssd_runtime.model.families import LayerKind
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer_inputs import Injection
+from ssd_runtime.model.family.factors import Factors
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.family.layer_kinds import LayerKind, key_owners, layer_kinds, setting
+from ssd_runtime.model.layer.experts import Experts
+from ssd_runtime.model.layer.layer_inputs import Injection, input_width
+from ssd_runtime.model.layer.mlp import Mlp
+from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import Mixer
-from ssd_runtime.model.mlp import Mlp
-from ssd_runtime.model.norm import Norm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, written
@@ -28,6 +30,19 @@ class Parallel(NamedTuple):
     mixer: Mixer
     inputs: Linear | LightLinear
     output: Linear | LightLinear
+
+    @classmethod
+    def of(cls, layer: nn.Module, family: Family, memory: PackedMemory, by_row: bool) -> Parallel | None:
+        """The mixer beside a decoder layer's attention; None in families without one."""
+        if (kind := family.parallel) is None:
+            return None
+        block: Any = getattr(layer, kind.module)
+        factors = None if family.factors is None else family.factors(layer)
+        return cls(
+            mixer=kind(block, by_row),
+            inputs=Linear(block, kind.projections, memory, factors=factors and factors.mixer),
+            output=Linear(block, (kind.output,), memory, factors=factors and factors.mixed),
+        )
 
 
 class LayerTensor:
@@ -103,26 +118,10 @@ class Layer:
         attention: Any = getattr(layer, "self_attn" if mixer is None else mixer.module)
         normed = family.qk_norm if mixer is None else None
         qkv = present(attention, family.qkv) if mixer is None else mixer.projections
-        mlp: Any = getattr(layer, family.mlp)
-        block = layer if family.beside else mlp
-        is_mixture = family.router is not None and hasattr(block, family.router)
-        of_all = layer.get_submodule(family.shared) if is_mixture and family.shared else None
-        shared = mlp if family.beside else of_all
+        factors = None if family.factors is None else family.factors(layer)
 
         def norm(parent: nn.Module, name: str | None) -> Norm | None:
             return Norm(parent, name, family.norm_offset) if name else None
-
-        factors = None if family.factors is None else family.factors(layer)
-        beside: Any = None if family.parallel is None else getattr(layer, family.parallel.module)
-
-        def gated(block: Any) -> Mlp:
-            activation = nn.SiLU() if family.activation is None else getattr(block, family.activation)
-            return Mlp(
-                gate_up=Linear(block, family.gate_up, memory, factors=factors and factors.gate_up),
-                activation=activation if family.gated_mlp else None,
-                gated=None if family.gated_mlp else activation,
-                down=Linear(block, (family.down,), memory, factors=factors and factors.down),
-            )
 
         return cls(
             kind=kind,
@@ -133,13 +132,7 @@ class Layer:
             residual=residual,
             attention_norm=norm(layer, family.attention_norm),
             mixer=None if mixer is None else mixer(attention, by_row),
-            parallel=None
-            if family.parallel is None
-            else Parallel(
-                family.parallel(beside, by_row),
-                Linear(beside, family.parallel.projections, memory, factors=factors and factors.mixer),
-                Linear(beside, (family.parallel.output,), memory, factors=factors and factors.mixed),
-            ),
+            parallel=Parallel.of(layer, family, memory, by_row),
             qkv=Linear(attention, qkv, memory, factors=factors and factors.qkv),
             q_norm=norm(attention, family.qk_norms[0] if normed else None),
             k_norm=norm(attention, family.qk_norms[1] if normed and not about.shares else None),
@@ -153,9 +146,7 @@ class Layer:
             ),
             attention_after=norm(layer, family.attention_after),
             mlp_norm=norm(layer, family.mlp_norm),
-            mlp=Experts(block, family, memory, by_row, None if shared is None else gated(shared))
-            if is_mixture
-            else gated(mlp),
+            mlp=_mlp_of(layer, family, memory, by_row, factors),
             mlp_after=norm(layer, family.mlp_after),
             injection=Injection.of(layer, family, memory) if injected else None,
             scalar=LayerTensor(layer, family.layer_scalar) if family.layer_scalar else None,
@@ -252,3 +243,42 @@ class Layer:
 def present(attention: object, names: Sequence[str]) -> tuple[str, ...]:
     """The projections of these names that an attention block has."""
     return tuple(name for name in names if getattr(attention, name, None) is not None)
+
+
+def _mlp_of(
+    layer: nn.Module, family: Family, memory: PackedMemory, by_row: bool, factors: Factors | None
+) -> Mlp | Experts:
+    """The MLP block of a decoder layer, which may be a router with its experts."""
+    mlp: Any = getattr(layer, family.mlp)
+    block = layer if family.beside else mlp
+    if family.router is None or not hasattr(block, family.router):
+        return Mlp.of(mlp, family, memory, factors)
+    shared: Any = mlp if family.beside else layer.get_submodule(family.shared) if family.shared else None
+    return Experts(block, family, memory, by_row, None if shared is None else Mlp.of(shared, family, memory, factors))
+
+
+def layers_of(
+    model: PreTrainedModel, family: Family, ahead: Iterable[nn.Module], memory: PackedMemory, by_row: bool
+) -> list[Layer]:
+    """All layers of a model; those `ahead` (`Mtp`) come after its own, so that their keys are in the same caches."""
+    config = model.config
+    modules, kinds, owners = [*model.model.layers], layer_kinds(config, family), key_owners(config, family)
+    distinct = list(dict.fromkeys(kinds))
+    for module in ahead:
+        modules.append(module)
+        kinds.append(next(kind for kind in kinds if kind.is_full))
+        owners.append(len(owners))
+    return [
+        Layer.of(
+            layer=layer,
+            family=family,
+            kind=distinct.index(kind),
+            about=kind,
+            keys=owner,
+            residual=setting(config, family.residual_multiplier) or 1.0,
+            memory=memory,
+            by_row=by_row,
+            injected=input_width(config, family) > 0,
+        )
+        for layer, kind, owner in zip(modules, kinds, owners, strict=True)
+    ]

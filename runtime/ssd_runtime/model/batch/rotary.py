@@ -9,6 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.family.layer_kinds import LONGROPE, rope_types
+
 Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of some rows, each [n, 1, rotated part of a head]."""
 
@@ -73,6 +76,30 @@ class RotaryTable:
         # The module may run on another device.
         device = self._like.device
         return cos[0, :, None].to(device).contiguous(), signed[0, :, None].to(device).contiguous()
+
+
+class RotaryTables:
+    """The tables of a model's rotary embeddings, by name."""
+
+    def __init__(self, base: Any, family: Family, like: Tensor) -> None:
+        """Those of the base model `base`, in the dtype and on the device of `like`."""
+        config = base.config
+        types = rope_types(config, family)
+        self.switch: int | None = None
+        """The length from which on all tokens are rotated by other angles (longrope); None for other models."""
+        if LONGROPE in types.values():
+            self.switch = int(config.rope_parameters["original_max_position_embeddings"])
+        self.tables = {
+            name: RotaryTable(
+                module=getattr(base, family.rotary),
+                like=like,
+                switch=self.switch,
+                name=name,
+                alternate=family.pairs_alternate,
+                once=family.angles_once,
+            )
+            for name in types
+        }
 
 
 def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.attention import attend, attend_apart, attend_by_row
-from ssd_runtime.model.batch import Batch, Segment, Variants
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer
-from ssd_runtime.model.rotary import Rotation, rotate
+from ssd_runtime.model.batch.batch import Batch, Segment, Variants
+from ssd_runtime.model.batch.rotary import Rotation, rotate
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.layer.layer import Layer
+from ssd_runtime.model.sublayers.attention import attend, attend_apart, attend_by_row
 
 
 class TorchAttention:

@@ -11,15 +11,15 @@ from transformers import PreTrainedConfig
 
 from ssd_profiles.mask import FULL
 from ssd_runtime.devices.clock import WaitedLock
-from ssd_runtime.model.batch import Batch, Segment
-from ssd_runtime.model.families import max_context
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer
-from ssd_runtime.model.layer_inputs import LayerInputs
-from ssd_runtime.model.mixing import mix
-from ssd_runtime.model.native.native_attention import NativeAttention
-from ssd_runtime.model.native.native_run import NativeRun, NativeSubLayer
-from ssd_runtime.model.torch_attention import TorchAttention
+from ssd_runtime.model.batch.batch import Batch, Segment
+from ssd_runtime.model.family.families import max_context
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.layer.layer import Layer
+from ssd_runtime.model.layer.layer_inputs import LayerInputs
+from ssd_runtime.model.sublayers.mixing import mix
+from ssd_runtime.model.sublayers.native_attention import NativeAttention
+from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
+from ssd_runtime.model.sublayers.torch_attention import TorchAttention
 
 KEY_MULTIPLE = 64
 """Numbers of keys are rounded up to a multiple of this in models that round rows to fewer bits than states have.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.batch import Segment
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.layer import Layer
-from ssd_runtime.model.rotary import Rotation
+from ssd_runtime.model.batch.batch import Segment
+from ssd_runtime.model.batch.rotary import Rotation
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native, quantised_floats

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ssd_runtime.model.factors import Factors
+from ssd_runtime.model.family.factors import Factors
 from ssd_runtime.model.mixers.mixer import Mixer
 
 

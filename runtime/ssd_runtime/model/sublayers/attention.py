@@ -8,9 +8,8 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
-GROUPED_ROWS = 31
-"""Most rows for which the query heads that share a key-value head run as rows of one head. Its keys are then read once,
-which takes up to a third less time. With more rows, heads stay apart and share one bias, which takes less memory."""
+from ssd_runtime.model.batch.builder import GROUPED_ROWS, bias_of
+
 CAUSAL_TOLERANCE = 1e-2
 """Largest difference between two kernels in half precision; a mask that is off by one key differs by more."""
 
@@ -113,15 +112,6 @@ def attend_apart(
     mixed = (weights[..., :length].flatten(1, 2) @ values[0]).view_as(queries)
     mixed = mixed + weights[..., length : length + 1] * own_values
     return mixed.view(heads, n, width)
-
-
-def bias_of(visible: Tensor, groups: int, dtype: torch.dtype) -> Tensor:
-    """The bias of scores, 0 or -inf, that hides keys where `visible` [n, keys] is false.
-
-    It is [n, keys], or [groups * n, keys] if `attend` runs the `groups` query heads of a key-value head as rows.
-    """
-    bias = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
-    return bias if visible.shape[0] > GROUPED_ROWS else bias.repeat(groups, 1)
 
 
 @torch.inference_mode()

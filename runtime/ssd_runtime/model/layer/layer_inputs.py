@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
-from ssd_runtime.model.family import Family
-from ssd_runtime.model.norm import Norm
+from ssd_runtime.model.family.family import Family
+from ssd_runtime.model.family.layer_kinds import setting
+from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory
 
@@ -29,9 +31,9 @@ class LayerInputs:
     [hidden + 3] carries its token after the residual stream, as three digits.
     """
 
-    def __init__(self, base: Any, family: Family, width: int, memory: PackedMemory) -> None:
+    def __init__(self, base: Any, family: Family, memory: PackedMemory) -> None:
         """`base` is the user's base model; each layer receives a vector [width] for each row."""
-        self._base, self._width = base, width
+        self._base, self._width = base, input_width(base.config, family)
         self._hidden: int = base.config.hidden_size
         self.projection = Linear(base, ("per_layer_model_projection",), memory)
         self._norm = Norm(base, "per_layer_projection_norm", family.norm_offset)
@@ -57,6 +59,11 @@ class LayerInputs:
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
         return any([self.projection.refresh(), self._norm.refresh()])
+
+
+def input_width(config: PreTrainedConfig, family: Family) -> int:
+    """The size of the vector that each layer receives for a row's token; 0 without one."""
+    return int(setting(config, family.layer_inputs) or 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""The rows of a forward: their sequences, positions, slots and views."""

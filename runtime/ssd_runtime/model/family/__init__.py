@@ -1,0 +1,1 @@
+"""What differs between model families, and what a model's config says of its layers."""

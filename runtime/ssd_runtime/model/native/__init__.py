@@ -1,1 +1,0 @@
-"""Sub-layers in our own code."""

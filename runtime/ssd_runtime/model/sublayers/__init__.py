@@ -1,0 +1,1 @@
+"""Runs the mixers and MLPs of all layers, by torch or in one call of our own code."""
