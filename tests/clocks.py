@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.embedding import Embedding
 from ssd_runtime.model.sublayers.sublayers import SubLayers
 
 ANY_MACHINE = (
@@ -77,8 +78,8 @@ class StandInMachine:
         monkeypatch.setattr(
             Decoder, "logits", lambda _, x, *__, drafting=False: self._spend(share[drafting] * self.HEAD, x)
         )
-        embed = Decoder.embed
-        monkeypatch.setattr(Decoder, "embed", lambda decoder, *ids: self._spend(self.EMBEDDING, embed(decoder, *ids)))
+        embed = Embedding.__call__
+        monkeypatch.setattr(Embedding, "__call__", lambda own, *ids: self._spend(self.EMBEDDING, embed(own, *ids)))
         monkeypatch.setattr("ssd_runtime.profiling.timer.seconds", self.seconds)
 
     def seconds(self, work: Callable[[], object], device: torch.device) -> float:

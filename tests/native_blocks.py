@@ -15,14 +15,15 @@ from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native
-from tests.native_weights import weight4, weight8
+from tests.native_weights import weight4, weight8, weight16
 
 EPSILON = 1e-5
 
 
-def any_weight(out: int, width: int, own: bool) -> tuple[Native, Tensor]:
-    """A random weight of 4 or 8 bits that runs on threads of our own, or on torch's; and its numbers."""
-    kernel, dense = random.choice([weight4, weight8])(out, width)
+def any_weight(out: int, width: int, own: bool, quantised: bool | None = None) -> tuple[Native, Tensor]:
+    """A random weight of 4, 8 or 16 bits that runs on threads of our own, or on torch's; and its numbers."""
+    makers = {True: [weight4, weight8], False: [weight16], None: [weight4, weight8, weight16]}[quantised]
+    kernel, dense = random.choice(makers)(out, width)
     kernel.own_threads = own
     return kernel, dense
 
@@ -38,7 +39,8 @@ class Block:
         self.head_norm = random.choice([None, RmsNorm(torch.rand(self.head_dim), EPSILON)])
         heads, kv_heads = self.heads, self.kv_heads
         sizes = random.choice([[heads + 2 * kv_heads], [heads + kv_heads, kv_heads], [heads, kv_heads, kv_heads]])
-        qkv = [any_weight(size * self.head_dim, self.hidden, own) for size in sizes]
+        self.quantised = random.choice([True, False])
+        qkv = [any_weight(size * self.head_dim, self.hidden, own, self.quantised) for size in sizes]
         output, self.dense_output = any_weight(self.hidden, heads * self.head_dim, own)
         self.dense_qkv = torch.cat([dense for _, dense in qkv])
         size = 1.0 if self.head_norm else float((self.dense_qkv * self.norm.weight).square().sum(1).mean())

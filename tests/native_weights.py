@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import torch
 from torch import Tensor
 
@@ -22,3 +24,9 @@ def weight8(out: int, width: int) -> tuple[Native, Tensor]:
     """A random 8-bit weight and its numbers."""
     levels, scale = quantised_groups(torch.randn(out, width))
     return Native.of8(levels, scale), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)
+
+
+def weight16(out: int, width: int) -> tuple[Native, Tensor]:
+    """A random weight in bf16 or fp16 and its numbers."""
+    weight = torch.randn(out, width).to(random.choice([torch.bfloat16, torch.float16]))
+    return Native.of16(weight), weight.float()

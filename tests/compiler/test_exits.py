@@ -56,12 +56,12 @@ def test_layers_are_spread_and_leave_out_the_last() -> None:
 def test_a_fit_errs_less_than_the_bare_head_on_tokens_it_was_not_shown(samples: list[Sample]) -> None:
     heads = ExitHeads(DECODER, fit_exits(DECODER, samples[:5], samples[5:6], LAYERS, lambda: None))
     reference = reference_states(DECODER, samples[6:])
-    last = DECODER.norm(reference.states[-1])
+    last = DECODER.head.norm(reference.states[-1])
     for layer in LAYERS:
         x = reference.states[2 * layer]
         weight, bias = heads._maps[layer]
-        fitted = torch.addmm(bias, DECODER.norm(x), weight)
-        assert (fitted - last).norm() <= (DECODER.norm(x) - last).norm() * 1.02
+        fitted = torch.addmm(bias, DECODER.head.norm(x), weight)
+        assert (fitted - last).norm() <= (DECODER.head.norm(x) - last).norm() * 1.02
 
 
 def test_a_fit_recovers_a_known_map() -> None:

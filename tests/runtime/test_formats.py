@@ -10,8 +10,8 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
-from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K
+from ssd_runtime.weights.gguf.tiles import NUMBERS, format_of, tiles_of
+from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K, SIXTEEN
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import random_blocks
@@ -34,8 +34,10 @@ def weight_of(data: NDArray[np.uint8], kind: Type) -> torch.Tensor:
     return torch.from_numpy(np.array(dequantize(data, kind))).double()
 
 
-def rounded(x: torch.Tensor) -> torch.Tensor:
-    """Rows as the code rounds them: 8 bits, and a scale per group."""
+def rounded(x: torch.Tensor, kind: Type) -> torch.Tensor:
+    """Rows as the code rounds them for quantised weights: 8 bits, and a scale per group."""
+    if kind in NUMBERS:
+        return x.double()
     groups = x.unflatten(1, (-1, GROUP))
     scale = groups.abs().amax(-1, keepdim=True) / 127
     return ((groups * (1 / scale)).round() * scale).flatten(1).double()
@@ -54,7 +56,7 @@ def test_a_product_is_that_of_the_dequantised_weight_with_rounded_rows(kind: Typ
     for rows in (1, 2, 7, 8, 9, 15, 16, 17, 40):
         x = torch.randn(rows, COLUMNS)
         got = kernel(x)
-        exact, magnitude = rounded(x) @ weight.T, rounded(x).abs() @ weight.abs().T
+        exact, magnitude = rounded(x, kind) @ weight.T, rounded(x, kind).abs() @ weight.abs().T
         assert ((got - exact).abs() <= ROUNDING * magnitude).all()
         for row in (0, rows - 1):
             assert torch.equal(kernel(x[row : row + 1])[0], got[row]), "a row has the same bits beside others"
@@ -79,7 +81,7 @@ def test_a_draft_multiplies_by_the_mean_of_all_weights_with_the_same_high_bits(k
     drafts = [Native(kept, tiles_of(each, kind), COLUMNS).draft for each in (data, *ends)]
     for rows in (1, 3, 8, 17):
         x = torch.randn(rows, COLUMNS)
-        exact, magnitude = rounded(x) @ weight.T, rounded(x).abs() @ weight.abs().T
+        exact, magnitude = rounded(x, kind) @ weight.T, rounded(x, kind).abs() @ weight.abs().T
         for draft in drafts:
             assert draft is not None
             assert ((draft(x) - exact).abs() <= ROUNDING * magnitude).all()
@@ -92,6 +94,15 @@ def test_a_weight_takes_the_bytes_that_it_has_in_the_file(kind: Type) -> None:
     of_file = 8 * size / columns
     assert of_file <= kept.bits <= of_file * (1.04 if kept is Q3_K else 1.0)
     assert kernel_and_weight(kind)[0].nbytes == OUT * COLUMNS * kept.bits / 8
+
+
+@pytest.mark.parametrize("dtype", list(SIXTEEN))
+def test_a_weight_of_16_bits_is_kept_to_the_bit(dtype: torch.dtype) -> None:
+    weight = torch.randn(OUT, COLUMNS).to(dtype)
+    bias = torch.randn(OUT)
+    kernel = Native.of16(weight, bias)
+    assert torch.equal(kernel.numbers, weight)
+    assert torch.equal(kernel(torch.eye(COLUMNS)), weight.float().T + bias), "columns of the identity are its numbers"
 
 
 def test_exponents_that_no_model_has_do_not_overflow() -> None:

@@ -181,11 +181,13 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     for name in ("q_norm", "k_norm"):
         yield "norms of queries and keys", attention_with(block, **{name: RmsNorm(torch.rand(8), EPSILON)})
     yield "a norm has a number", attention_with(block, norm=RmsNorm(torch.rand(8), EPSILON))
-    one, two = any_weight(16, block.hidden, own)[0], any_weight(16, block.hidden + 32, own)[0]
+    one, two = (any_weight(16, block.hidden + more, own, block.quantised)[0] for more in (0, 32))
+    other_rows, _ = any_weight(16, block.hidden, own, not block.quantised)
     yield "the outputs of these weights", attention_with(block, qkv=[one])
     yield "the outputs of these weights", attention_with(block, qkv=[one, *block.parts["qkv"]][:3])
     yield "one to three weights", attention_with(block, qkv=[one] * 4)
-    yield "one to three weights", attention_with(block, qkv=[one, two])
+    for unlike in (two, other_rows):
+        yield "one to three weights", attention_with(block, qkv=[one, unlike])
     yield "heads are a multiple", attention_with(block, heads=block.heads + 1)
     yield "the last weight has a column", attention_with(block, output=any_weight(block.hidden, mixed + 32, own)[0])
     yield "a head's size", attention_with(block, head_dim=8)

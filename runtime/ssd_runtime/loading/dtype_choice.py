@@ -16,6 +16,7 @@ from ssd_artifacts.files import cache_folder, remember
 from ssd_artifacts.fingerprint import config_sha256
 from ssd_runtime.devices.clock import STEADY, seconds
 from ssd_runtime.devices.device import device_identity
+from ssd_runtime.loading.sixteen_bits import keep_numbers
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sequence.session import Session
 
@@ -48,12 +49,14 @@ class DtypeChoice:
         return f"--dtype auto: {self.name} decodes faster here (a few layers at {rows} rows: {told})"
 
 
-def faster_dtype(config: PreTrainedConfig) -> DtypeChoice:
+def faster_dtype(config: PreTrainedConfig, kept: torch.dtype | None = None) -> DtypeChoice:
     """The dtype in which a plain step and a verification take less time together on this processor.
 
-    bf16 must win at every number of rows; otherwise fp32 serves. It is measured once per device and kept.
+    bf16 must win at every number of rows; otherwise fp32 serves, with weights `kept` in that dtype if it is given
+    (`keep_numbers`). It is measured once per device and kept.
     """
     about = [device_identity(CPU), torch.get_num_threads(), torch.__version__, config_sha256(config.to_dict())]
+    about += [] if kept is None else [str(kept)]
     digest = hashlib.sha256(json.dumps(about).encode()).hexdigest()[:16]
     path = cache_folder() / "dtypes" / f"{digest}.json"
     try:
@@ -61,7 +64,7 @@ def faster_dtype(config: PreTrainedConfig) -> DtypeChoice:
         return DtypeChoice(str(known["name"]), {name: list(known["milliseconds"][name]) for name in CANDIDATES})
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    taken = measured(config)
+    taken = measured(config, kept)
     found = choice(taken)
     if max(max(times) / min(times) for times in taken.values()) < STEADY:
         remember(path, json.dumps({"name": found.name, "milliseconds": found.milliseconds}))
@@ -76,10 +79,13 @@ def choice(taken: dict[tuple[str, int], list[float]]) -> DtypeChoice:
 
 
 @torch.inference_mode()
-def measured(config: PreTrainedConfig) -> dict[tuple[str, int], list[float]]:
+def measured(config: PreTrainedConfig, kept: torch.dtype | None = None) -> dict[tuple[str, int], list[float]]:
     """Seconds of steps after a short context in every round, by dtype and number of rows, in turn."""
     model = _few_layers(config)
-    sessions = {name: Session(Decoder(deepcopy(model).to(dtype))) for name, dtype in CANDIDATES.items()}
+    models = {name: deepcopy(model).to(dtype) for name, dtype in CANDIDATES.items()}
+    if kept is not None:
+        models["fp32"] = keep_numbers(model.to(kept))
+    sessions = {name: Session(Decoder(each)) for name, each in models.items()}
     for session in sessions.values():
         session.prefill([1] * min(CONTEXT, session.decoder.shape.max_context // 2))
     taken: dict[tuple[str, int], list[float]] = {(name, n): [] for n in ROWS for name in CANDIDATES}

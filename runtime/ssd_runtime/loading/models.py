@@ -25,7 +25,7 @@ from ssd_artifacts.fingerprint import (
 from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.devices.memory import require_room, weight_bytes
-from ssd_runtime.loading.checkpoint import load_checkpoint, read_checked_config
+from ssd_runtime.loading.checkpoint import load_checkpoint, read_checked_config, read_tensors
 from ssd_runtime.loading.config import read_config
 from ssd_runtime.loading.dtype_choice import faster_dtype
 from ssd_runtime.loading.folder import ADVICE, guarded_loading
@@ -34,6 +34,7 @@ from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.mtp import add_mtp
 from ssd_runtime.loading.pretrained import read_generation_config, read_tokenizer
 from ssd_runtime.loading.prompt_tokens import PromptTokens
+from ssd_runtime.loading.sixteen_bits import dtype_to_keep, keep_numbers
 from ssd_runtime.loading.sources import (
     NAMED,
     Source,
@@ -216,9 +217,10 @@ def load_model(
     """Load `spec` onto `device`, by default CUDA where there is one.
 
     `dtype` is fp32, bf16, fp16 (or transformers' names for these: float32, bfloat16, float16) or auto, which measures
-    whether fp32 or bf16 decodes faster. The default is fp32 on a CPU and the checkpoint's own elsewhere. `weights` is
-    packed for a `.gguf` file whose weights stay quantised, or dense; by default `weights_of` without a bundle. With
-    `allow_special`, control tokens that prompts spell take effect. Raises UserError that says what to give instead.
+    whether fp32 or bf16 decodes faster. The default is the checkpoint's own, but on a CPU rows are fp32, and so are
+    weights that our own kernels cannot multiply by as they are (`dtype_to_keep`). `weights` is packed for a `.gguf`
+    file whose weights stay quantised, or dense; by default `weights_of` without a bundle. With `allow_special`, control
+    tokens that prompts spell take effect. Raises UserError that says what to give instead.
     """
     dtype = read_dtype(dtype)
     transformers_logging.set_verbosity_error()
@@ -233,9 +235,13 @@ def load_model(
     source = find_model(spec)
     config = read_checked_config(spec, source.folder)
     notes: tuple[str, ...] = ()
+    kept = None
+    if dtype in (None, AUTO) and target.type == "cpu":
+        kept = dtype_to_keep(read_tensors(spec, source.folder), config)
     if dtype == AUTO:
-        dtype, notes = _faster(spec, config, target)
-    chosen: Any = DTYPES[dtype] if dtype else torch.float32 if target.type == "cpu" else "auto"
+        dtype, notes = _faster(spec, config, target, kept)
+    kept = kept if dtype is None else None
+    chosen: Any = DTYPES[dtype] if dtype else (kept or torch.float32) if target.type == "cpu" else "auto"
     stored = None if chosen == "auto" else chosen
     require_room(spec, weight_bytes(weight_files(source.folder), stored), target)
     tokenizer = read_tokenizer(spec, source.folder, config)
@@ -243,19 +249,25 @@ def load_model(
         # With a map, every tensor goes to its device as it is read, so that the host never holds all of them.
         placed = {} if target.type == "cpu" else {"device_map": {"": target}}
         model = load_checkpoint(spec, source.folder, config, dtype=chosen, **placed).to(target).eval()
+        model = model if kept is None else keep_numbers(model)
         notes += add_mtp(spec, source.folder, model)
     loaded = LoadedModel(model=model, tokenizer=tokenizer, source=source, notes=notes, allow_special=allow_special)
     loaded.require_settings(spec)
     return loaded
 
 
-def _faster(spec: str, config: PreTrainedConfig, device: torch.device) -> tuple[str | None, tuple[str, ...]]:
-    """The dtype that `auto` stands for, and a note about it: measured on a CPU, the checkpoint's on other devices."""
+def _faster(
+    spec: str, config: PreTrainedConfig, device: torch.device, kept: torch.dtype | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """The dtype that `auto` stands for, and a note about it: measured on a CPU, the checkpoint's on other devices.
+
+    None for the default. With `kept`, that has weights in this dtype.
+    """
     if device.type != "cpu":
         return None, (f"--dtype auto: the checkpoint's own on {device}",)
     with guarded_loading(spec):
-        found = faster_dtype(config)
-    return found.name, (str(found),)
+        found = faster_dtype(config, kept)
+    return found.name if found.name == "bf16" else None, (str(found),)
 
 
 def _load_packed(spec: str, device: str | None, dtype: str | None, allow_special: bool) -> LoadedModel:

@@ -27,7 +27,7 @@ from ssd_runtime.model.family.layer_kinds import (
     query_scaling,
     setting,
 )
-from ssd_runtime.model.head.head import Head, alone_as_two
+from ssd_runtime.model.head.output_head import OutputHead, alone_as_two
 from ssd_runtime.model.layer.layer import Layer, layers_of
 from ssd_runtime.model.layer.layer_inputs import LayerInputs, input_width
 from ssd_runtime.model.layer.mtp import Mtp, MtpModule
@@ -59,10 +59,10 @@ class Decoder:
     def __init__(
         self, model: PreTrainedModel, weight_memory: int = 1 << 62, bitwise: bool = False, kv_bits: int | None = None
     ) -> None:
-        config, base = model.config, model.model
+        config = model.config
         self.family = family_of(config)
         require_unhooked(model, self.family.mixing, self.family.mlp, self.family.shared)
-        self.model = model
+        self.model, base = model, model.model
         self.bitwise = bitwise
         self.lock = WaitedLock()
         self.version = 0
@@ -110,8 +110,8 @@ class Decoder:
                 f"--kv-bits {kv_bits}: keys and values of {KV_BITS} bits are for packed weights whose attention our "
                 "own kernels serve on this processor; use --weights packed with a .gguf file, or omit it"
             )
-        in_pairs = self.sublayers.by_row
-        self.head = Head(model, self.family, projection=output, device=self.device, lock=self.lock, in_pairs=in_pairs)
+        by_row = self.sublayers.by_row
+        self.head = OutputHead(model, self.family, output, device=self.device, lock=self.lock, in_pairs=by_row)
         self._choose_threads()
         self.kv_layout = self._layout(layers, kv_bits is not None)
         self.batches = self._batches(rotary)
@@ -211,7 +211,7 @@ class Decoder:
         """
         require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
         with torch.inference_mode():
-            parts: list[Embedding | Layer | Head | Mtp | LayerInputs] = [self.embed, *self.layers, self.head]
+            parts: list[Embedding | Layer | OutputHead | Mtp | LayerInputs] = [self.embed, *self.layers, self.head]
             parts += [part for part in (self.mtp, self._inputs) if part is not None]
             changed = [part.refresh() for part in parts]
         if any(changed):
@@ -284,7 +284,7 @@ class Decoder:
             return alone_as_two(self.mtp.norm, x, self.sublayers.by_row)
 
     def logits(self, x: Tensor, bits: int = FULL, drafting: bool = False) -> Tensor:
-        """Logits [n, vocabulary] of states after the last sub-layer; `bits` and `drafting` are those of `Head`."""
+        """Logits [n, vocabulary] of states after the last sub-layer; `OutputHead` has `bits` and `drafting`."""
         return self.head(self.head.norm(x), bits, drafting)
 
     def _handed(self, x: Tensor) -> Tensor:

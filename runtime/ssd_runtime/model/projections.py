@@ -62,13 +62,16 @@ class Projections:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of a quantised file's weights that our own kernels read."""
-        return sum(native.nbytes for linear in self for native in linear.natives)
+        """Bytes of quantised weights that our own kernels read."""
+        return sum(native.nbytes for native in self._quantised())
 
     @property
     def draft_bytes(self) -> int:
         """Bytes among `packed_bytes` that drafts on the high bits alone read."""
-        return sum(native.draft_bytes for linear in self for native in linear.natives)
+        return sum(native.draft_bytes for native in self._quantised())
+
+    def _quantised(self) -> Iterator[Native]:
+        return (native for linear in self for native in linear.natives if not native.has_numbers)
 
     @property
     def are_packed(self) -> bool:

@@ -148,26 +148,25 @@ class Linear:
 
     def light_bytes(self, bits: DraftBits, both: bool = False) -> int:
         """Bytes that light copies would take at most; 0 if there can be none."""
-        linears = self._copied()
-        if bits == "none" or not linears or not all(can_lighten(linear.weight) for linear in linears):
+        found = self._originals()
+        if bits == "none" or not found or not all(isinstance(x, Native) or can_lighten(x.weight) for x in found):
             return 0
-        return most_bytes(sum(linear.out_features for linear in linears), linears[0].in_features, bits, both)
+        return most_bytes(sum(each.out_features for each in found), found[0].in_features, bits, both)
 
     @property
     def obstacle(self) -> str:
         """The condition that does not hold, and what to do; for projections without light copies."""
-        if self.formats:
+        found = self._originals()
+        if self.formats and not found:
             return "drafts read packed weights in fewer bits where most have 6 or 8; use --weights dense"
-        if not (linears := self._copied()):
+        if not found:
             kinds = ", ".join(sorted({type(module).__name__ for module in self._modules}))
             return f"no copy can stand in for its {kinds} modules; load it unquantised and without hooks"
-        weight = linears[0].weight
-        if weight.device.type != "cpu":
-            return f"its weights are on {weight.device}; use --device cpu"
-        if not can_lighten(weight):
-            return (
-                f"its weights have {weight.shape[1]} columns, and the kernels take multiples of {COLUMN_MULTIPLE} alone"
-            )
+        if isinstance(first := found[0], nn.Linear) and first.weight.device.type != "cpu":
+            return f"its weights are on {first.weight.device}; use --device cpu"
+        if isinstance(first, nn.Linear) and not can_lighten(first.weight):
+            columns = first.in_features
+            return f"its weights have {columns} columns, and the kernels take multiples of {COLUMN_MULTIPLE} alone"
         if self._bits == "none":
             return "--draft-bits none asks for none; give auto, 8 or 4"
         left = gib(self._memory.limit - self._memory.used)
@@ -240,13 +239,18 @@ class Linear:
         for both in dict.fromkeys((self._both, False)):
             most = self.light_bytes(self._bits, both)
             if most and self._memory.claim(most):
-                weight, bias = _joined(self._copied())
+                weight, bias = _joined(found := self._originals())
                 if self._factors is not None:
                     weight, bias = weight * self._factors[:, None], None if bias is None else bias * self._factors
                 kernels = light_kernels(weight, bias, self._bits, both)
-                self._light = {bits: LightLinear([kernel], weight.dtype) for bits, kernel in kernels.items()}
+                rows = torch.float32 if isinstance(found[0], Native) else weight.dtype
+                self._light = {bits: LightLinear([kernel], rows) for bits, kernel in kernels.items()}
                 self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())
                 return
+
+    def _originals(self) -> Sequence[nn.Linear | Native]:
+        """The modules or kernels whose numbers light copies are made of; none where there can be no copies."""
+        return self.natives if self.natives and all(each.has_numbers for each in self.natives) else self._copied()
 
     def _copied(self) -> list[nn.Linear]:
         """The modules, if copies of their weights may stand in for them; otherwise none."""
@@ -296,14 +300,14 @@ def named(modules: Sequence[nn.Module]) -> str:
     return f" with {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))} ({digest})"
 
 
-def _joined(linears: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight [out, in] and bias [out] of the modules side by side; the bias is None if none has one."""
-    weights = [linear.weight.detach() for linear in linears]
+def _joined(found: Sequence[nn.Linear | Native]) -> tuple[Tensor, Tensor | None]:
+    """Weight [out, in] and bias [out] of modules or kernels side by side; the bias is None if none has one."""
+    weights = [each.numbers if isinstance(each, Native) else each.weight.detach() for each in found]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    if all(linear.bias is None for linear in linears):
+    if all(each.bias is None for each in found):
         return weight, None
     zeros = weight.new_zeros
-    return weight, torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in linears])
+    return weight, torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in found])
 
 
 def _replaceable(module: nn.Linear) -> bool:

@@ -34,13 +34,14 @@ class PackedLinear(nn.Module):
         self.kernel = kernel
         self.begin = begin
         self.end = kernel.out_features if end is None else end
+        self.out_features = self.end - begin
         self.columns = columns
 
     def forward(self, x: Tensor) -> Tensor:
         """The projection [..., out] of `x` [..., in]."""
         rows = x.reshape(-1, x.shape[-1])
         y = self.kernel(rows if self.columns is None else rows[:, self.columns])
-        return y[:, self.begin : self.end].reshape(*x.shape[:-1], self.end - self.begin)
+        return y[:, self.begin : self.end].reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """The kernel and the columns."""

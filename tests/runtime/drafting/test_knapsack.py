@@ -101,7 +101,7 @@ def test_precisions_are_a_multiple_choice(reference: ReferenceStates, lit: Decod
         mask = candidate.mask
         assert saved(mask) == candidate.skipped_weight
         assert candidate.skipped_weight <= 0.9 * sum(FINE.items)
-        final, target = lit.norm(lit.run(rows.states[0], batch, mask)), lit.norm(rows.states[-1])
+        final, target = lit.head.norm(lit.run(rows.states[0], batch, mask)), lit.head.norm(rows.states[-1])
         assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
         used |= {-1 if skip else mask.bits_of(i) for i, skip in enumerate(mask.skipped)}
     assert used == {-1, 0, 8, 4}

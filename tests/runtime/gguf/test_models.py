@@ -18,6 +18,7 @@ from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model, packed_model
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.head.output_head import OutputHead
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
@@ -242,7 +243,7 @@ def test_a_qwen_file_whose_eos_is_the_texts_end_stops_at_a_turns_end_too(
     # A model that says the turn's end, whatever it is asked: nothing of it is shown, and nothing follows.
     says = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
     session = Session(Decoder(loaded.model))
-    monkeypatch.setattr(session.decoder, "head", lambda normed, *_: _says(says, len(normed), len(tokens)))
+    monkeypatch.setattr(OutputHead, "__call__", lambda _, normed, *__: _says(says, len(normed), len(tokens)))
     generation = generate(session, loaded.encode([("user", "Hi")]), PlainPlanner(), Limits(8, loaded.eos_ids))
     assert generation.token_ids == [says]
 

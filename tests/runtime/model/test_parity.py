@@ -168,7 +168,7 @@ def test_layers_on_other_devices_get_their_inputs_there(name: str, monkeypatch: 
     devices = iter([torch.device("cpu"), *[torch.device("cpu", layer % 2) for layer in range(9)]])
     monkeypatch.setattr("ssd_runtime.model.layer.layer.device_of", lambda _: next(devices))
     decoder = Decoder(tiny_model("gemma2", seed=2))
-    assert decoder._spread
+    assert decoder.is_spread
     table = latency_table(decoder.shape.num_layers, per_token=1e-6)
     make = make_strategy(name, read_settings(name, []), decoder, None, table)
     assert generate(Session(decoder), IDS, make(), LIMITS).token_ids == expected
@@ -185,7 +185,7 @@ def test_a_model_half_on_a_gpu() -> None:
     # With the CPU as main device, what is put there runs there.
     dispatch_model(model, {**places, **ends}, main_device="cpu")
     decoder = Decoder(model)
-    assert decoder._spread
+    assert decoder.is_spread
     table = latency_table(decoder.shape.num_layers, per_token=1e-6)
     for name in ("plain", "auto", "clasp", "knapsack", "swift", "exit"):
         make = make_strategy(name, read_settings(name, []), decoder, None, table)

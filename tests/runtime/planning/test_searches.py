@@ -15,6 +15,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.batch.batch import Variants
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.head.output_head import OutputHead
 from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner
 from ssd_runtime.model.sublayers.sublayers import SubLayers
 from ssd_runtime.planning.makers import make_strategy
@@ -78,7 +79,8 @@ def run_by_the_runner_alone() -> Iterator[list[list[ModelRequest]]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelRunner, "answer", noted)
-        for owner, names in ((Decoder, ("run", "head", "logits")), (SubLayers, ("attention", "mlp"))):
+        methods = {Decoder: ("run", "logits"), OutputHead: ("__call__",), SubLayers: ("attention", "mlp")}
+        for owner, names in methods.items():
             for name in names:
                 patch.setattr(owner, name, guarded(getattr(owner, name)))
         yield asked

@@ -168,7 +168,7 @@ def cosine_of(reference: ReferenceStates, layers: set[int]) -> float:
     kept = [slots.clone() for slots in group.cache.pool.storage]
     x = DECODER.run(x, batch, mask)
     group.cache.pool.storage[:] = kept
-    return float(torch.cosine_similarity(DECODER.norm(x), DECODER.norm(reference.states[-1]), -1)[0])
+    return float(torch.cosine_similarity(DECODER.head.norm(x), DECODER.head.norm(reference.states[-1]), -1)[0])
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -14,7 +14,7 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native import Native, quantised_floats
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import floats, library
 
 QUERIES = 32
@@ -73,6 +73,7 @@ class NativeAttention:
         if (
             layer.state is not None
             or not qkv
+            or len({each.rounding for each in qkv}) > 1  # all multiply the same rows
             or output is None
             or about.head_dim not in HEAD_DIMS
             or layer.attention_after is not None
@@ -129,7 +130,7 @@ class NativeAttention:
         self.address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim
-        self._per_row += quantised_floats(1, qkv[0].in_features) + quantised_floats(1, heads * head_dim)
+        self._per_row += qkv[0].row_floats + output.row_floats
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -87,7 +87,7 @@ class NativeRun:
             if part.attention is not None
         }
         self._blocks = tuple(blocks.values())
-        mlps = {tuple(each.in_features for each in part.mlp): part.mlp for part in parts if part.mlp is not None}
+        mlps = {tuple(each.row_floats for each in part.mlp): part.mlp for part in parts if part.mlp is not None}
         self._mlps = tuple(mlps.values())
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:

@@ -12,7 +12,6 @@ import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize
 from torch import Tensor
 from transformers import PreTrainedConfig
 
@@ -211,7 +210,7 @@ class GgufFile:
         return [self.stored(part) for part in parts_of(f"{module}.weight")]
 
     def _form(self, module: str) -> str:
-        forms = {module if kind in DENSE else form_of(data, kind) for data, kind in self._stored(module)}
+        forms = {form_of(data, kind) or module for data, kind in self._stored(module)}
         if len(forms) > 1:
             names = " and ".join(self._name_of(part) for part in parts_of(f"{module}.weight"))
             raise UserError(f"{self.path}: {names} are of types that one kernel cannot serve; use --weights dense")
@@ -241,7 +240,7 @@ class GgufFile:
             if expert is not None and expert[1] != "0":  # the first one's has the same form
                 return
             rows = min(len(data), PROBED)
-            weight = torch.from_numpy(dequantize(data[:rows], kind))
+            weight = dense(data[:rows], kind)
             probe = torch.linspace(-1, 1, weight.shape[1])[None].to(torch.bfloat16).float()
             expected = probe @ weight.T
             if bias is not None:

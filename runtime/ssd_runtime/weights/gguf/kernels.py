@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_runtime.weights.gguf.blocks import levels4, levels8, requantised
+from ssd_runtime.weights.gguf.blocks import DENSE, levels4, levels8, requantised
 from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
 from ssd_runtime.weights.kernels.formats import Q8_0, Format, tiles8
 from ssd_runtime.weights.kernels.int4 import Int4
@@ -29,11 +29,13 @@ FOUR, EIGHT = "4 bits", "8 bits"
 """Names of the forms that aten's kernels take."""
 
 
-def form_of(data: NDArray[np.uint8], kind: Type) -> str:
-    """The name of the form in which a tensor is served; tensors of one form can share a kernel."""
+def form_of(data: NDArray[np.uint8], kind: Type) -> str | None:
+    """The name of the form in which a tensor is served; tensors of one form can share a kernel. None for dense ones."""
     kept = _own_format(data, kind)
     if kept is not None:
         return kept.name
+    if kind in DENSE:
+        return None
     four = levels4(data[:1], kind)
     return FOUR if four is not None and Int4.can_serve(len(data), four.levels.shape[1]) else EIGHT
 
@@ -62,11 +64,11 @@ def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None) -> Kerne
 
 def _own_format(data: NDArray[np.uint8], kind: Type) -> Format | None:
     """Our own format for a tensor: the file's, or Q8_0 for types without one; None if our code cannot serve it."""
-    kept = format_of(kind) or Q8_0
-    return kept if Native.can_serve(len(data), _columns(data, kind)) else None
+    kept = format_of(kind) or (None if kind in DENSE else Q8_0)
+    return kept if kept is not None and Native.can_serve(len(data), _columns(data, kind)) else None
 
 
 def _columns(data: NDArray[np.uint8], kind: Type) -> int:
     """Columns of the weight in blocks `data` [out, bytes]."""
     columns, size = GGML_QUANT_SIZES[kind]
-    return int(data.shape[1]) // size * columns
+    return int(data.view(np.uint8).shape[1]) // size * columns

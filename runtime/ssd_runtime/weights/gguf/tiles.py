@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_runtime.weights.kernels import formats
-from ssd_runtime.weights.kernels.formats import Format, by_tile, halves, in_bytes, words_of
+from ssd_runtime.weights.kernels.formats import SIXTEEN, Format, by_tile, halves, in_bytes, tiles16, words_of
 
 ROWS_AT_ONCE = 256
 """Rows whose levels are in memory one by one while a tensor is ordered; so few stay in a processor's cache."""
+NUMBERS = {Type.BF16: torch.bfloat16, Type.F16: torch.float16}
+"""The types whose tensors are no blocks but numbers of 16 bits."""
 LARGEST_EXPONENT = 200
 """Largest exponent of MXFP4 that is served; it is 2^72, far above any model's."""
 
@@ -35,12 +37,16 @@ class Parts(NamedTuple):
 
 def format_of(kind: Type) -> Format | None:
     """The format that keeps a file's type as it is; None where a weight must be requantised."""
+    if kind in NUMBERS:
+        return SIXTEEN[NUMBERS[kind]]
     found = _KINDS.get(kind)
     return found[0] if found is not None else None
 
 
 def tiles_of(data: NDArray[np.uint8], kind: Type) -> Tensor:
     """The tiles [out / 16, bytes] of blocks `data` [out, bytes], whose type has a format."""
+    if kind in NUMBERS:
+        return tiles16(torch.from_numpy(np.array(data)).view(NUMBERS[kind]))
     kept, read = _KINDS[kind]
     size = GGML_QUANT_SIZES[kind][1]
     parts = []

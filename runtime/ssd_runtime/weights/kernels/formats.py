@@ -1,4 +1,4 @@
-"""The formats of quantised weights that our own code multiplies by (`native/formats.h`)."""
+"""The formats of weights that our own code multiplies by (`native/formats.h`)."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ class Format:
     scales: int
     header: int = 0
     draft: int | None = None
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether a weight is quantised, so that rows are, too."""
+        return self not in SIXTEEN.values()
 
     @property
     def bits(self) -> float:
@@ -72,20 +77,40 @@ Q4_0 = Format("Q4_0", 0, 4, 0, 32)
 Q4_1 = Format("Q4_1", 1, 4, 0, 64)
 Q5_0 = Format("Q5_0", 2, 4, 1, 32)
 Q5_1 = Format("Q5_1", 3, 4, 1, 64)
-Q8_0 = Format("Q8_0", 4, 4, 4, 32, draft=12)
+Q8_0 = Format("Q8_0", 4, 4, 4, 32, draft=14)
 Q2_K = Format("Q2_K", 5, 2, 0, 32, 64)
 Q3_K = Format("Q3_K", 6, 2, 1, 32, 32)
 Q4_K = Format("Q4_K", 7, 4, 0, 24, 64)
 Q5_K = Format("Q5_K", 8, 4, 1, 24, 64)
-Q6_K = Format("Q6_K", 9, 4, 2, 32, 32, draft=13)
+Q6_K = Format("Q6_K", 9, 4, 2, 32, 32, draft=15)
 IQ4_NL = Format("IQ4_NL", 10, 4, 0, 32)
 MXFP4 = Format("MXFP4", 11, 4, 0, 16)
-FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4)
+BF16 = Format("BF16", 12, 16, 0, 0)
+F16 = Format("F16", 13, 16, 0, 0)
+FORMATS = (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, BF16, F16)
+SIXTEEN = {torch.bfloat16: BF16, torch.float16: F16}
+"""The formats of weights that are no levels but numbers, by these numbers' dtype."""
+_ORDER = {BF16: (0, 2, 3, 1, 4), F16: (0, 2, 3, 4, 1)}
+"""The order of tiles, outputs, groups, pairs of columns and columns of a pair in these formats, and back."""
+_BACK = {BF16: (0, 3, 1, 2, 4), F16: (0, 4, 1, 2, 3)}
 
 
 def tiles8(levels: Tensor, scale: Tensor) -> Tensor:
     """Pack a weight levels × scale as tiles of `Q8_0`: levels int8 [out, in], scale [out, in / 32] rounded to fp16."""
     return Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale))
+
+
+def tiles16(weight: Tensor) -> Tensor:
+    """Pack a weight [out, in] in bf16 or fp16 as tiles [out / 16, bytes] of its format in `SIXTEEN`."""
+    parts = weight.unflatten(0, (-1, TILE)).unflatten(2, (-1, GROUP // 2, 2))
+    return parts.permute(_ORDER[SIXTEEN[weight.dtype]]).flatten(1).contiguous().view(torch.uint8)
+
+
+def numbers16(tiles: Tensor, kept: Format) -> Tensor:
+    """The weight [out, in] that `tiles16` has packed."""
+    dtype = next(dtype for dtype, each in SIXTEEN.items() if each is kept)
+    sizes = {BF16: (-1, GROUP // 2, TILE, 2), F16: (-1, GROUP // 2, 2, TILE)}[kept]
+    return tiles.view(dtype).unflatten(1, sizes).permute(_BACK[kept]).flatten(2).flatten(0, 1)
 
 
 def words_of(numbers: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Our own product of fp32 rows with quantised weights, in C (`native/products.h`)."""
+"""Our own product of fp32 rows with weights of 2 to 16 bits, in C (`native/project.h`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from ssd_runtime.weights.kernels.formats import GROUP, Q4_1, Q8_0, TILE, Format, halves, tiles8
+from ssd_runtime.weights.kernels.formats import (
+    GROUP,
+    Q4_1,
+    Q8_0,
+    SIXTEEN,
+    TILE,
+    Format,
+    halves,
+    numbers16,
+    tiles8,
+    tiles16,
+)
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.native.library import floats, library
 
@@ -35,13 +46,12 @@ class _Weight(ctypes.Structure):
 class Native:
     """A weight in one of our own formats.
 
-    Rows are quantised to 8 bits per group of 32 columns. A row's product is the same to the bit whatever rows stand
-    beside it.
+    Rows are quantised to 8 bits per group of 32 columns, unless the weight has 16 bits. A row's product is the same to
+    the bit whatever rows stand beside it.
     """
 
     __slots__ = (
         "_about",
-        "_bias",
         "_blocks",
         "_chosen",
         "_draft",
@@ -49,13 +59,13 @@ class Native:
         "_library",
         "_nested",
         "address",
+        "bias",
         "in_features",
         "moved",
         "name",
         "out_features",
+        "rounding",
     )
-
-    rounding = torch.int8
 
     def __init__(self, kept: Format, tiles: Tensor, columns: int, bias: Tensor | None = None) -> None:
         """`tiles` uint8 [out / 16, bytes] are those of a weight [out, columns] (`Format.tiles`).
@@ -67,22 +77,23 @@ class Native:
             raise RuntimeError("no compiled code for this processor")
         self._library = found
         self._kept = kept
+        self.rounding = torch.int8 if kept.has_levels else torch.float32
         self._draft: Native | None = None
         self._nested = False
         self._chosen: Tensor | None = None
         self.name = f"{found.instructions}{kept.short}"
         self.out_features, self.in_features = len(tiles) * TILE, columns
         self._blocks = kept.joined(tiles, columns)
-        self._bias = None if bias is None else bias.float().contiguous()
+        self.bias = None if bias is None else bias.float().contiguous()
         self._about = _Weight(
             kept.number,
             self.out_features,
             self.in_features,
             0,
             self._blocks.nbytes,
-            0 if self._bias is None else self._bias.nbytes,
+            0 if self.bias is None else self.bias.nbytes,
             self._blocks.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
+            None if self.bias is None else self.bias.data_ptr(),
         )
         self.address = ctypes.addressof(self._about)
         self.moved = False
@@ -138,6 +149,27 @@ class Native:
         """A weight levels × scale: levels int8 [out, in], scale [out, in / 32], rounded to fp16."""
         return cls(Q8_0, tiles8(levels, scale), levels.shape[1], bias)
 
+    @classmethod
+    def of16(cls, weight: Tensor, bias: Tensor | None = None) -> Native:
+        """A weight [out, in] in bf16 or fp16, every number of which is kept."""
+        return cls(SIXTEEN[weight.dtype], tiles16(weight), weight.shape[1], bias)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether the weight is in bf16 or fp16, and not quantised."""
+        return not self._kept.has_levels
+
+    @property
+    def numbers(self) -> Tensor:
+        """The weight [out, in] in bf16 or fp16, of a kernel that `has_numbers`."""
+        return numbers16(self._blocks.view(self.out_features // TILE, -1), self._kept)
+
+    @property
+    def row_floats(self) -> int:
+        """The number of floats that a row takes in the order in which its product reads it."""
+        width = self.in_features
+        return width // 4 + 5 * (width // GROUP) if self._kept.has_levels else width
+
     @staticmethod
     def can_serve(out_features: int, in_features: int) -> bool:
         """Whether a weight of these sizes can be packed and multiplied on this machine."""
@@ -177,7 +209,7 @@ class Native:
         y = floats(n, self.out_features)
         if self._chosen is not None:
             y.numpy().fill(-math.inf)  # by this thread: torch's others would take turns with ours
-        size = quantised_floats(n, self.in_features)
+        size = n * self.row_floats
         memory = floats(size)
         if residual is not None:
             residual = residual.contiguous()
@@ -225,15 +257,9 @@ class Native:
         return y
 
 
-def quantised_floats(n: int, width: int) -> int:
-    """The number of floats that `n` quantised rows of `width` columns take."""
-    return n * (width // 4 + 5 * (width // GROUP))
-
-
 def mlp_floats(n: int, gate_up: Native, down: Native) -> int:
     """The numbers of memory that an MLP of these weights takes for `n` rows."""
-    inner = down.in_features
-    return n * inner + quantised_floats(n, gate_up.in_features) + quantised_floats(n, inner)
+    return n * (down.in_features + gate_up.row_floats + down.row_floats)
 
 
 def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

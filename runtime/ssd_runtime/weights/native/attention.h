@@ -1,7 +1,7 @@
 /* Attention over the slots of a cache that a row sees. */
 #pragma once
 #include "exponential.h"
-#include "products.h"
+#include "project.h"
 #include <string.h>
 
 /* One sequence's rows, and the slots of its cache that they see. Heads' keys are `stride` bytes apart, and slots of a head

@@ -27,7 +27,7 @@
     RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
     RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head")                         \
-    RULE(PROJECTIONS, "one to three weights of the same columns make queries, keys and values")            \
+    RULE(PROJECTIONS, "one to three weights of the same columns, on the same rows, make queries, keys and values") \
     RULE(OUTPUTS, "the outputs of these weights are the queries, keys and values of all heads")            \
     RULE(MIXED, "the last weight has a column for each value of all heads")                                \
     RULE(ROTATION, "a rotation has n rows in fp32, of cos and of sin")                                     \
@@ -113,13 +113,13 @@ static int check_linear(const Weight *weight, const Norm *norm, const float *x, 
     AGREE(check_tiles(weight));
     AGREE(check_rows(x, bytes, n, weight->in, norm, y, memory, threads));
     REQUIRE(RESIDUAL, !residual || residual_bytes == 4 * n * weight->out);
-    REQUIRE(MEMORY, floats == floats_of(n, weight->in));
+    REQUIRE(MEMORY, floats == floats_of(weight, n));
     return AGREED;
 }
 
 /* The floats of memory that an MLP takes for n rows. */
 static int64_t mlp_floats(const Weight *gate_up, const Weight *down, int64_t n) {
-    return n * down->in + floats_of(n, gate_up->in) + floats_of(n, down->in);
+    return n * down->in + floats_of(gate_up, n) + floats_of(down, n);
 }
 
 static int check_mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes,
@@ -153,6 +153,7 @@ static int check_block(const Block *block) {
         REQUIRE(OUTPUTS, outputs < needed); /* There may be no further weight. */
         AGREE(check_weight(block->qkv[i]));
         REQUIRE(PROJECTIONS, block->qkv[i]->in == block->qkv[0]->in);
+        REQUIRE(PROJECTIONS, has_levels(formats[block->qkv[i]->format]) == has_levels(formats[block->qkv[0]->format]));
     }
     REQUIRE(OUTPUTS, outputs == needed);
     AGREE(check_weight(block->output));

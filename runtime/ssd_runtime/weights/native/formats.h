@@ -20,8 +20,10 @@ typedef enum { ITSELF, NL, FP4 } Table;
  * SIXES: scales and minima of 6 bits, the factors of both in the header: [TILE] bytes of the low four bits of scale and
  * minimum, then [TILE / 2] bytes of the high two bits of scale and minimum, of outputs i and i + 8.
  * SIGNED: scales of 8 bits for either half of the columns, [2][TILE]; the header has their factor.
- * FOURS: scales and minima of 4 bits for either half, [2][TILE]; the header has the factors of both. */
-typedef enum { SCALE, SCALE_LEAST, EXPONENT, SIXES, SIGNED, FOURS } Scaling;
+ * FOURS: scales and minima of 4 bits for either half, [2][TILE]; the header has the factors of both.
+ * BRAIN, HALF: none, since a weight is a number of 16 bits, in bf16 or fp16, and not a level. A block has 16 pairs of
+ * columns, [TILE outputs][2 columns] each in bf16, [2 columns][TILE outputs] in fp16. */
+typedef enum { SCALE, SCALE_LEAST, EXPONENT, SIXES, SIGNED, FOURS, BRAIN, HALF } Scaling;
 
 typedef struct {
     int first, second, scales, header, centre;
@@ -33,7 +35,8 @@ typedef struct {
 /* The numbers of formats are those of `kernels/formats.py`. Centres of 128 are taken from the sums of integers (but not in
  * drafts), others from the rows' sums. */
 enum {
-    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, Q8_0_DRAFT, Q6_K_DRAFT, FORMATS
+    Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, BF16, F16, Q8_0_DRAFT, Q6_K_DRAFT,
+    FORMATS
 };
 static const Format formats[FORMATS] = {
     [Q4_0] = {4, 0, 32, 0, 8, SCALE, ITSELF},
@@ -48,6 +51,8 @@ static const Format formats[FORMATS] = {
     [Q6_K] = {4, 2, 32, 32, 32, SIGNED, ITSELF},
     [IQ4_NL] = {4, 0, 32, 0, 128, SCALE, NL},
     [MXFP4] = {4, 0, 16, 0, 12, EXPONENT, FP4},
+    [BF16] = {16, 0, 0, 0, 0, BRAIN, ITSELF},
+    [F16] = {16, 0, 0, 0, 0, HALF, ITSELF},
     [Q8_0_DRAFT] = {4, 4, 32, 0, 128, SCALE, ITSELF, 1},
     [Q6_K_DRAFT] = {4, 2, 32, 32, 32, SIGNED, ITSELF, 1},
 };
@@ -64,6 +69,11 @@ static inline int64_t blocks_bytes(const Format format, int64_t groups) {
 }
 static inline int64_t tile_bytes(const Format format, int64_t groups) {
     return blocks_bytes(format, groups) + groups * second_bytes(format);
+}
+
+/* Whether a weight is quantised, so that rows are too. */
+static inline int has_levels(const Format format) {
+    return format.scaling != BRAIN && format.scaling != HALF;
 }
 
 /* Whether a product reads the second planes, and whether it takes the centre from the sums of integers. */

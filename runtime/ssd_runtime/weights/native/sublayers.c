@@ -1,4 +1,4 @@
-/* Sub-layers of a decoder on fp32 rows and quantised weights, for processors with AVX-512 VNNI or AVX2. */
+/* Sub-layers of a decoder on fp32 rows and weights of 2 to 16 bits, for processors with AVX-512 VNNI or AVX2. */
 #include "checks.h"
 
 /* Floats in a vector, which tell the instructions that this code was compiled for. */
@@ -19,16 +19,17 @@ static void gated_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
     const int64_t begin = first_tile(&of->items, item), end = begin + tiles_from(&of->items, begin);
     (void)worker;
-    for (int64_t tile = begin; tile < end; tile++)
-        for (int64_t first = 0; first < of->n; first += CHUNK) {
-            const int count = chunk(of->n, first);
-            Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
-            products(of->weight, tile, of->rows, first, count, gate);
-            products(of->weight, of->items.tiles + tile, of->rows, first, count, up);
-            for (int r = 0; r < count * PARTS; r++)
-                store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
-                      multiply(silu(gate[r]), up[r]));
-        }
+    for (int64_t from = begin; from < end; from += of->items.near)
+        for (int64_t first = 0; first < of->n; first += CHUNK)
+            for (int64_t tile = from; tile < end && tile < from + of->items.near; tile++) {
+                const int count = chunk(of->n, first);
+                Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
+                products(of->weight, tile, of->rows, first, count, gate);
+                products(of->weight, of->items.tiles + tile, of->rows, first, count, up);
+                for (int r = 0; r < count * PARTS; r++)
+                    store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
+                          multiply(silu(gate[r]), up[r]));
+            }
 }
 
 /* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
@@ -39,14 +40,14 @@ static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, f
     each(threads, gated_item, &about, number_of(&items), 1);
 }
 
-/* y [n, out] = W norm(x) + residual. `memory` [floats] holds the quantised rows. This and all of the following return the
+/* y [n, out] = W norm(x) + residual. `memory` [floats] holds the rows as the weight takes them (`rows.h`). This and all of the following return the
  * code of the rule that a call breaks (`checks.h`), and then have touched nothing. */
 int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes, int64_t n, const float *residual,
            int64_t residual_bytes, float *y, float *memory, int64_t floats, int wanted)
 {
     AGREE(check_linear(weight, norm, x, bytes, n, residual, residual_bytes, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)weight->own_threads);
-    ON(threads, project(threads, weight, quantised(threads, x, norm, n, weight->in, memory), n, residual, y, weight->out));
+    ON(threads, project(threads, weight, prepared(threads, x, norm, n, weight, memory), n, residual, y, weight->out));
     leave(threads);
     return AGREED;
 }
@@ -54,9 +55,9 @@ int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes
 static void mlp_on(Threads threads, const Weight *gate_up, const Weight *down, const Norm *norm, const float *x,
                   int64_t n, float *y, float *memory)
 {
-    float *outer = memory + n * down->in, *inner = outer + floats_of(n, gate_up->in);
-    gated(threads, gate_up, quantised(threads, x, norm, n, gate_up->in, outer), n, memory);
-    project(threads, down, quantised(threads, memory, 0, n, down->in, inner), n, x, y, down->out);
+    float *outer = memory + n * down->in, *inner = outer + floats_of(gate_up, n);
+    gated(threads, gate_up, prepared(threads, x, norm, n, gate_up, outer), n, memory);
+    project(threads, down, prepared(threads, memory, 0, n, down, inner), n, x, y, down->out);
 }
 
 /* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
@@ -176,15 +177,15 @@ static void attend_item(const void *about, int64_t item, int worker) {
 
 static void attention_on(Threads threads, const Attending *of, const float *x, float *outer, float *inner, float *y) {
     const Block *block = of->block;
-    const int64_t all = block->heads + 2 * block->kv_heads, mixed = block->heads * block->head_dim;
-    const int64_t in = block->qkv[0]->in, n = of->n;
-    const Rows rows = quantised(threads, x, block->norm, n, in, outer);
+    const int64_t all = block->heads + 2 * block->kv_heads;
+    const int64_t n = of->n;
+    const Rows rows = prepared(threads, x, block->norm, n, block->qkv[0], outer);
     float *at = of->qkv;
     for (int64_t i = 0; i < block->projections; at += block->qkv[i++]->out)
         project(threads, block->qkv[i], rows, n, 0, at, all * block->head_dim);
     each(threads, place_item, of, n * all, FEW * all);
     each(threads, attend_item, of, items_of(block, of->segments, n, threads.count), 1);
-    project(threads, block->output, quantised(threads, of->mixed, 0, n, mixed, inner), n, x, y, block->output->out);
+    project(threads, block->output, prepared(threads, of->mixed, 0, n, block->output, inner), n, x, y, block->output->out);
 }
 
 /* y [n, hidden] = x + W_output attention(W_qkv norm(x)); writes the rows' keys and values into their caches. `memory` holds
@@ -201,8 +202,8 @@ int attention(const Block *block, const Segment *segments, int64_t count, const 
     AGREE(check_segments(segments, count, block, n, longest));
     AGREE(check_rotation(rotation, block, n));
     const int64_t heads = block->heads, size = block->head_dim, columns = (heads + 2 * block->kv_heads) * size;
-    const int64_t outer = n * (columns + heads * size), inner = outer + floats_of(n, block->qkv[0]->in);
-    const int64_t own = inner + floats_of(n, heads * size), most = most_together(block, n);
+    const int64_t outer = n * (columns + heads * size), inner = outer + floats_of(block->qkv[0], n);
+    const int64_t own = inner + floats_of(block->output, n), most = most_together(block, n);
     REQUIRE(MEMORY, floats >= own + 2 * most * longest * (wanted < MOST_THREADS ? wanted : MOST_THREADS));
     const Threads threads = join(wanted, (int)block->output->own_threads);
     const Attending about = {

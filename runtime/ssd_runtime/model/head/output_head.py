@@ -18,7 +18,7 @@ from ssd_runtime.model.sublayers.attention import capped
 from ssd_runtime.weights.linear import Linear
 
 
-class Head:
+class OutputHead:
     """The final norm and the projection to the vocabulary; calls of modules hold the decoder's lock.
 
     Results are on `device`. With `in_pairs`, a lone row runs as two equal ones (`alone_as_two`).

@@ -1,0 +1,128 @@
+/* Weights, and the rows that they multiply, in the order in which the products read them. */
+#pragma once
+#include "lanes.h"
+#include "pool.h"
+#include <float.h>
+#include <math.h>
+
+#define CHUNK 16 /* Rows whose sums stay in registers together. */
+#define HALF_CHUNK 8 /* Most rows of a pass where a chunk is not full. */
+#define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
+#define PARTS (TILE / LANES)
+
+typedef struct {
+    int64_t format, out, in, own_threads, bytes, bias_bytes; /* The bytes of blocks and of bias. */
+    const uint8_t *blocks;
+    const float *bias; /* NULL for none. */
+    const int32_t *chosen; /* The tiles that `linear` multiplies, `number` of them; NULL for all. */
+    int64_t number;
+} Weight;
+
+typedef struct {
+    const float *weight;
+    int64_t bytes; /* Of the weight. */
+    float epsilon;
+} Norm;
+
+/* Rows, in chunks of CHUNK rows and the rest. Quantised ones have per chunk of `count` rows levels [in / GROUP][count][GROUP],
+ * and [in / GROUP][count] scales, [3] sums of the levels of either half and of both, and -128 times both as INTEGER_BITS +
+ * that. Those for weights of 16 bits have `numbers` alone, ordered as levels are. So the rows of a chunk lie at distances
+ * that are constant where `count` is. */
+typedef struct {
+    int8_t *levels;
+    float *scales, *sums;
+    int32_t *offsets;
+    float *numbers;
+    int64_t in;
+} Rows;
+
+/* The rows of the chunk that begins with row `first`. */
+static int chunk(int64_t n, int64_t first) {
+    return n - first < CHUNK ? (int)(n - first) : CHUNK;
+}
+
+/* 1 / the root mean square of a row. */
+static float norm_factor(const float *x, int64_t in, float epsilon) {
+    Floats sum = zeros();
+    for (int64_t i = 0; i < in; i += LANES) {
+        const Floats part = load(x + i);
+        sum = multiply_add(part, part, sum);
+    }
+    return 1.0f / sqrtf(sum_of(sum) / (float)in + epsilon);
+}
+
+/* Quantise row `row` of n, normed unless `norm` is NULL. */
+static void quantise(const float *x, const Norm *norm, Rows rows, int64_t row, int64_t n) {
+    const int64_t in = rows.in, first = row - row % CHUNK, count = chunk(n, first);
+    const float factor = norm ? norm_factor(x, in, norm->epsilon) : 1.0f;
+    for (int64_t i = 0; i < in; i += GROUP) {
+        Floats parts[GROUP / LANES], peaks = zeros();
+#pragma GCC unroll 4
+        for (int p = 0; p < GROUP / LANES; p++) {
+            parts[p] = load(x + i + p * LANES);
+            if (norm)
+                parts[p] = multiply(multiply(parts[p], all(factor)), load(norm->weight + i + p * LANES));
+            peaks = larger(peaks, magnitude(parts[p]));
+        }
+        /* The inverse of a smaller scale would be infinite. Its group counts as zeros. */
+        const float scale = peak_of(peaks) / 127.0f;
+        const Floats inverse = all(scale >= FLT_MIN ? 1.0f / scale : 0.0f);
+        const int64_t at = (first * in + i * count) / GROUP + row - first;
+        int32_t sums[2] = {0, 0};
+        int finite = 1;
+#pragma GCC unroll 4
+        for (int p = 0; p < GROUP / LANES; p++) {
+            const Floats levels = multiply(parts[p], inverse);
+            const int numbers = are_numbers(levels); /* Infinite ones are none either: their inverse is 0. */
+            finite &= numbers;
+            sums[p * LANES >= GROUP / 2] += store_levels(rows.levels + at * GROUP + p * LANES, numbers ? levels : zeros());
+        }
+        rows.scales[at] = finite ? scale : NAN;
+        rows.sums[3 * at] = (float)sums[0];
+        rows.sums[3 * at + 1] = (float)sums[1];
+        rows.sums[3 * at + 2] = (float)(sums[0] + sums[1]);
+        rows.offsets[at] = INTEGER_BITS - 128 * (sums[0] + sums[1]);
+    }
+}
+
+/* Order the numbers of row `row` of n, normed unless `norm` is NULL. */
+static void order(const float *x, const Norm *norm, Rows rows, int64_t row, int64_t n) {
+    const int64_t in = rows.in, first = row - row % CHUNK, count = chunk(n, first);
+    const float factor = norm ? norm_factor(x, in, norm->epsilon) : 1.0f;
+    for (int64_t i = 0; i < in; i += LANES) {
+        float *to = rows.numbers + first * in + (i / GROUP * count + row - first) * GROUP + i % GROUP;
+        const Floats part = load(x + i);
+        store(to, norm ? multiply(multiply(part, all(factor)), load(norm->weight + i)) : part);
+    }
+}
+
+/* The number of floats that n rows take for a weight. */
+static int64_t floats_of(const Weight *weight, int64_t n) {
+    const int64_t in = weight->in;
+    return n * (has_levels(formats[weight->format]) ? in / 4 + 5 * (in / GROUP) : in);
+}
+
+typedef struct {
+    const float *x;
+    const Norm *norm;
+    Rows rows;
+    int64_t n;
+} Preparing;
+
+static void prepare_item(const void *about, int64_t row, int worker) {
+    const Preparing *of = about;
+    (void)worker;
+    (of->rows.numbers ? order : quantise)(of->x + row * of->rows.in, of->norm, of->rows, row, of->n);
+}
+
+/* The rows of x as a weight takes them, in `memory`. */
+static Rows prepared(Threads threads, const float *x, const Norm *norm, int64_t n, const Weight *weight, float *memory) {
+    const int64_t in = weight->in, groups = n * (in / GROUP);
+    int32_t *offsets = (int32_t *)(memory + 4 * groups);
+    const Rows levels = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
+                         .offsets = offsets, .in = in};
+    const Rows numbers = {.numbers = memory, .in = in};
+    const Preparing about = {x, norm, has_levels(formats[weight->format]) ? levels : numbers, n};
+    each(threads, prepare_item, &about, n, FEW);
+    return about.rows;
+}

@@ -1,0 +1,93 @@
+"""A checkpoint in 16 bits decodes as its fp32 form does, from half of the memory."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from ssd_artifacts.safetensors_header import StoredTensor, read_header
+from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.loading.checks.parity import require_faithful
+from ssd_runtime.loading.models import load_model
+from ssd_runtime.loading.sixteen_bits import dtype_to_keep, keep_numbers
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.family.families import FAMILIES
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.sequence.session import Session
+from ssd_runtime.weights.kernels.formats import SIXTEEN
+from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedLinear
+from tests.models import VARIANTS, tiny_model
+
+pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
+IDS = torch.arange(1, 60)[None]
+KEPT = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].router is None]
+NAMES = {torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+@torch.no_grad()
+def rounded_pair(variant: str, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A model in fp32 whose numbers are all numbers of `dtype`, and the same model in that."""
+    truth = tiny_model(variant, seed=5, vocab_size=96, intermediate_size=96)
+    for tensor in truth.state_dict().values():
+        tensor.copy_(tensor.to(dtype))
+    return truth, copy.deepcopy(truth).to(dtype)
+
+
+@pytest.mark.parametrize("variant", KEPT)
+@torch.inference_mode()
+def test_every_family_computes_what_it_does_in_fp32(variant: str) -> None:
+    truth, stored = rounded_pair(variant, torch.bfloat16)
+    expected = truth(IDS).logits
+    kept = keep_numbers(stored)
+    assert kept.dtype == torch.float32
+    assert any(type(module) is PackedLinear for module in kept.modules())
+    torch.testing.assert_close(kept(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    decoder = Decoder(kept)
+    require_faithful(decoder)
+    session = Session(decoder)
+    session.prefill(IDS[0, :40].tolist())
+    got = decoder.logits(session.forward(IDS[0, 40:].tolist()))
+    torch.testing.assert_close(got, expected[0, 40:], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", list(SIXTEEN))
+def test_a_folder_keeps_its_bits_unless_fp32_is_asked_for(folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "model"
+    AutoModelForCausalLM.from_pretrained(folder).to(dtype).save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_bytes((folder / name).read_bytes())
+    kept, wide = load_model(str(path), "cpu"), load_model(str(path), "cpu", "fp32")
+    assert kept.fingerprint() == wide.fingerprint(), "a bundle belongs to both"
+    kernels = {module.kernel for module in kept.model.modules() if type(module) is PackedLinear}
+    assert {kernel.name.removeprefix(library().instructions) for kernel in kernels} == {NAMES[dtype]}
+    assert sum(kernel.nbytes for kernel in kernels) == 2 * sum(x.out_features * x.in_features for x in kernels)
+    assert type(kept.model.model.embed_tokens) is PackedEmbedding
+    assert not any(type(module) is PackedLinear for module in wide.model.modules())
+    ids = kept.encode([("user", "How many apples has Ada?")])
+    limits = Limits(40)
+    expected = generate(Session(Decoder(wide.model)), ids, PlainPlanner(), limits).token_ids
+    decoder = Decoder(kept.model)
+    assert generate(Session(decoder), ids, PlainPlanner(), limits).token_ids == expected
+    decoder.lighten("8")
+    assert decoder.light.bits == (8,)
+    for mask in (decoder.light.mask, SubLayerPlan.of(decoder.shape.num_layers, {3, 4})):
+        plan = Plan.masked("test", mask, 5)
+        assert generate(Session(decoder), ids, ConstantPlanner(plan), limits).token_ids == expected
+
+
+def test_what_would_lose_bits_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    sixteen = StoredTensor("BF16", (2, 2), 0, 8)
+    assert dtype_to_keep({"a": sixteen, "b": sixteen}, config) == torch.bfloat16
+    assert dtype_to_keep({"a": sixteen, "b": StoredTensor("F32", (2,), 0, 8)}, config) is None
+    assert dtype_to_keep(read_header(folder / "model.safetensors"), config) is None, "it is fp32"
+    assert dtype_to_keep({"a": sixteen}, tiny_model("qwen3-moe").config) is None, "experts are joined"
+    monkeypatch.setattr("ssd_runtime.loading.sixteen_bits.library", lambda: None)
+    assert dtype_to_keep({"a": sixteen}, config) is None
