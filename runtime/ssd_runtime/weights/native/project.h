@@ -7,17 +7,33 @@
  * the least all the time; at the end these balance their work. */
 #define MOST_BYTES 1048576
 #define LEAST_BYTES 65536
-#define NEAR_BYTES 262144 /* Half of a processor's second cache, which is left to rows. */
+/* Bytes of the tiles that a chunk of rows meets at once, and groups of these: 16 rows of so many groups are 128 KiB of
+ * numbers, and a processor's second cache often has 512. Quantised rows are a quarter of that and need no such care. */
+#define NEAR_BYTES 262144
+#define MOST_GROUPS 64
 
-static void products(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count, Floats *sums) {
-    static void (*const of_format[FORMATS])(const Weight *, int64_t, Rows, int64_t, int, Floats *) = {
+/* Adds the products of a chunk of rows with a tile in a span of groups to `sums`. Only weights of 16 bits have several. */
+static void products(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count, Span span, Floats *sums) {
+    static void (*const of_format[FORMATS])(const Weight *, int64_t, Rows, int64_t, int, Span, Floats *) = {
         [Q4_0] = products_Q4_0, [Q4_1] = products_Q4_1, [Q5_0] = products_Q5_0, [Q5_1] = products_Q5_1,
         [Q8_0] = products_Q8_0, [Q2_K] = products_Q2_K, [Q3_K] = products_Q3_K, [Q4_K] = products_Q4_K,
         [Q5_K] = products_Q5_K, [Q6_K] = products_Q6_K, [IQ4_NL] = products_IQ4_NL, [MXFP4] = products_MXFP4,
         [Q8_0_DRAFT] = products_Q8_0_DRAFT, [Q6_K_DRAFT] = products_Q6_K_DRAFT,
         [BF16] = products_BF16, [F16] = products_F16,
     };
-    of_format[weight->format](weight, tile, rows, first, count, sums);
+    of_format[weight->format](weight, tile, rows, first, count, span, sums);
+}
+
+/* The sums of `count` rows with a tile before any product: its bias. */
+static void begin_sums(const Weight *weight, int64_t tile, int count, Floats *sums) {
+    for (int r = 0; r < count * PARTS; r++)
+        sums[r] = weight->bias ? load(weight->bias + tile * TILE + r % PARTS * LANES) : zeros();
+}
+
+/* Groups of columns in which a chunk of rows meets tiles before the next chunk does. */
+static int64_t groups_at_once(const Weight *weight) {
+    const int64_t groups = weight->in / GROUP;
+    return has_levels(formats[weight->format]) || groups < MOST_GROUPS ? groups : MOST_GROUPS;
 }
 
 /* How tiles come to threads, one item after the other: each time a share of those that are left, from `most` tiles at first
@@ -28,8 +44,10 @@ typedef struct {
 } Items;
 
 /* The items of `tiles` tiles of `bytes` each for a product of n rows; torch's threads have fixed shares of single tiles. */
-static Items items_of_tiles(int64_t tiles, int64_t bytes, int64_t n, Threads threads) {
-    const int64_t most = (MOST_BYTES + bytes - 1) / bytes, least = LEAST_BYTES / (bytes * n), near = NEAR_BYTES / bytes;
+static Items items_of_tiles(const Weight *weight, int64_t tiles, int64_t bytes, int64_t n, Threads threads) {
+    const int64_t most = (MOST_BYTES + bytes - 1) / bytes, least = LEAST_BYTES / (bytes * n);
+    const int64_t met = bytes * groups_at_once(weight) / (weight->in / GROUP);
+    const int64_t near = has_levels(formats[weight->format]) ? 1 : NEAR_BYTES / met;
     if (!threads.own)
         return (Items){tiles, 1, 1, 1, 1};
     return (Items){tiles, most, least > 1 ? least : 1, 2 * threads.count, near > 1 ? near : 1};
@@ -70,22 +88,39 @@ typedef struct {
     int64_t width; /* Of y's rows. */
 } Projecting;
 
+/* A chunk of rows with the tiles from place `from` to `to`, in a span of groups; sums of earlier spans are in y. */
+static void project_span(const Projecting *of, int64_t from, int64_t to, int64_t first, Span span) {
+    const Weight *weight = of->weight;
+    const int count = chunk(of->n, first);
+    const float *residual = span.end == weight->in / GROUP ? of->residual : 0;
+    for (int64_t place = from; place < to; place++) {
+        const int64_t tile = weight->chosen ? weight->chosen[place] : place;
+        float *y = of->y + first * of->width + tile * TILE;
+        Floats sums[CHUNK * PARTS];
+        begin_sums(weight, tile, count, sums);
+        for (int r = 0; span.begin && r < count * PARTS; r++)
+            sums[r] = load(y + r / PARTS * of->width + r % PARTS * LANES);
+        products(weight, tile, of->rows, first, count, span, sums);
+        for (int r = 0; r < count * PARTS; r++) {
+            const int64_t at = r / PARTS * of->width + r % PARTS * LANES;
+            store(y + at, residual ? add(sums[r], load(residual + (y - of->y) + at)) : sums[r]);
+        }
+    }
+}
+
 static void project_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
     const int64_t begin = first_tile(&of->items, item), end = begin + tiles_from(&of->items, begin);
     (void)worker;
-    for (int64_t from = begin; from < end; from += of->items.near)
-        for (int64_t first = 0; first < of->n; first += CHUNK)
-            for (int64_t place = from; place < end && place < from + of->items.near; place++) {
-                const int64_t tile = of->weight->chosen ? of->weight->chosen[place] : place;
-                const int count = chunk(of->n, first);
-                Floats sums[CHUNK * PARTS];
-                products(of->weight, tile, of->rows, first, count, sums);
-                for (int r = 0; r < count * PARTS; r++) {
-                    const int64_t at = (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES;
-                    store(of->y + at, of->residual ? add(sums[r], load(of->residual + at)) : sums[r]);
-                }
-            }
+    for (int64_t from = begin; from < end; from += of->items.near) {
+        const int64_t to = from + of->items.near < end ? from + of->items.near : end;
+        const int64_t groups = of->weight->in / GROUP, at_once = groups_at_once(of->weight);
+        for (Span span = {0, at_once}; span.begin < groups; span.begin = span.end, span.end += at_once) {
+            span.end = span.end < groups ? span.end : groups;
+            for (int64_t first = 0; first < of->n; first += CHUNK)
+                project_span(of, from, to, first, span);
+        }
+    }
 }
 
 /* y = products of the rows, plus the residual unless it is NULL. Rows of both are `width` floats apart. Outputs of tiles
@@ -95,6 +130,6 @@ static void project(Threads threads, const Weight *weight, Rows rows, int64_t n,
 {
     const int64_t tiles = weight->chosen ? weight->number : weight->out / TILE;
     const int64_t bytes = tile_bytes(formats[weight->format], weight->in / GROUP);
-    const Projecting about = {weight, rows, n, items_of_tiles(tiles, bytes, n, threads), residual, y, width};
+    const Projecting about = {weight, rows, n, items_of_tiles(weight, tiles, bytes, n, threads), residual, y, width};
     each(threads, project_item, &about, number_of(&about.items), 1);
 }

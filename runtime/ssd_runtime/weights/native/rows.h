@@ -36,6 +36,11 @@ typedef struct {
     int64_t in;
 } Rows;
 
+/* Groups of columns. */
+typedef struct {
+    int64_t begin, end;
+} Span;
+
 /* The rows of the chunk that begins with row `first`. */
 static int chunk(int64_t n, int64_t first) {
     return n - first < CHUNK ? (int)(n - first) : CHUNK;

@@ -19,19 +19,20 @@ INLINE Floats column_of(const uint8_t *pair, int part, const int at, const Forma
     return as_floats(at ? high_halves(both) : shifted_left(both, 16));
 }
 
-/* The products of `count` rows with the 16 outputs of a tile, as `products_of` in products.h. */
-INLINE void products16_of(const Weight *weight, int64_t tile, Rows rows, int64_t first, int chunked, int begin,
+/* Adds to `sums` the products of `count` rows with the 16 outputs of a tile in the groups of `span`, as `products_of` in
+ * products.h does in all groups. */
+INLINE void products16_of(const Weight *weight, int64_t tile, Rows rows, int64_t first, int chunked, int begin, Span span,
                           const int count, const Format format, Floats *sums)
 {
     const int64_t groups = rows.in / GROUP, size = block_bytes(format);
     const int together = count * PARTS <= MOST_SUMS ? PARTS : 1;
-    const uint8_t *block = weight->blocks + tile * groups * size;
-    const float *columns = rows.numbers + first * rows.in + begin * GROUP;
+    const uint8_t *block = weight->blocks + (tile * groups + span.begin) * size;
+    const float *columns = rows.numbers + first * rows.in + (span.begin * chunked + begin) * GROUP;
     Floats total[MOST_ROWS * PARTS];
 #pragma GCC unroll 16
     for (int r = 0; r < count * PARTS; r++)
-        total[r] = weight->bias ? load(weight->bias + tile * TILE + r % PARTS * LANES) : zeros();
-    for (int64_t group = 0; group < groups; group++) {
+        total[r] = sums[r];
+    for (int64_t group = span.begin; group < span.end; group++) {
 #pragma GCC unroll 16
         for (int64_t at = 0; at < size; at += 64)
             _mm_prefetch((const char *)block + AHEAD_BYTES + at, _MM_HINT_T0);
@@ -74,7 +75,7 @@ INLINE void products16_of(const Weight *weight, int64_t tile, Rows rows, int64_t
 
 #define CASE(format, n)                                                                                 \
     case n:                                                                                             \
-        products16_of(weight, tile, rows, first, count, begin, n, formats[format], sums + begin * PARTS); \
+        products16_of(weight, tile, rows, first, count, begin, span, n, formats[format], sums + begin * PARTS); \
         break;
 #if LANES == 16
 #define CASE16(format) CASE(format, 16)
@@ -83,7 +84,7 @@ INLINE void products16_of(const Weight *weight, int64_t tile, Rows rows, int64_t
 #endif
 #define PRODUCTS16(format)                                                                                      \
     static void products_##format(const Weight *weight, int64_t tile, Rows rows, int64_t first, int count,      \
-                                  Floats *sums)                                                                 \
+                                  Span span, Floats *sums)                                                      \
     {                                                                                                           \
         for (int begin = 0, now; begin < count; begin += now) {                                                 \
             now = count - begin;                                                                                \

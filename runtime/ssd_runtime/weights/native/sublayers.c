@@ -18,14 +18,17 @@ INLINE Floats silu(Floats x) {
 static void gated_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
     const int64_t begin = first_tile(&of->items, item), end = begin + tiles_from(&of->items, begin);
+    const Span every = {0, of->weight->in / GROUP};
     (void)worker;
     for (int64_t from = begin; from < end; from += of->items.near)
         for (int64_t first = 0; first < of->n; first += CHUNK)
             for (int64_t tile = from; tile < end && tile < from + of->items.near; tile++) {
                 const int count = chunk(of->n, first);
                 Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
-                products(of->weight, tile, of->rows, first, count, gate);
-                products(of->weight, of->items.tiles + tile, of->rows, first, count, up);
+                begin_sums(of->weight, tile, count, gate);
+                begin_sums(of->weight, of->items.tiles + tile, count, up);
+                products(of->weight, tile, of->rows, first, count, every, gate);
+                products(of->weight, of->items.tiles + tile, of->rows, first, count, every, up);
                 for (int r = 0; r < count * PARTS; r++)
                     store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
                           multiply(silu(gate[r]), up[r]));
@@ -35,7 +38,7 @@ static void gated_item(const void *about, int64_t item, int worker) {
 /* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
 static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
     const int64_t bytes = 2 * tile_bytes(formats[weight->format], weight->in / GROUP);
-    const Items items = items_of_tiles(weight->out / 2 / TILE, bytes, n, threads);
+    const Items items = items_of_tiles(weight, weight->out / 2 / TILE, bytes, n, threads);
     const Projecting about = {weight, rows, n, items, 0, hidden, weight->out / 2};
     each(threads, gated_item, &about, number_of(&items), 1);
 }
