@@ -18,6 +18,8 @@ QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 """Texts that quote figures of the page."""
 KERNELS = {INSTRUCTIONS[8]: "AVX2", INSTRUCTIONS[16]: "AVX-512 VNNI"}
 """Instruction sets by what the names of our kernels have in them."""
+QUOTED = "vnni"
+"""The part of these names by which texts choose among machines."""
 QUOTE = re.compile(r"<!--f ([\w-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
 GLANCE = (
@@ -27,8 +29,9 @@ GLANCE = (
     ("q8-0", "auto/llama.cpp"),
     ("q8-0-gsm8k", "auto/llama.cpp"),
     ("q8-0-humaneval", "auto/llama.cpp"),
-    ("bf16-1.5b", "auto/plain"),
-    ("bf16-1.5b-gsm8k", "auto/plain"),
+    ("bf16-1.5b", "auto/llama.cpp"),
+    ("bf16-1.5b-gsm8k", "auto/llama.cpp"),
+    ("bf16-1.5b-humaneval", "auto/llama.cpp"),
     ("bundle-gsm8k", "knn/plain"),
     ("bundle-humaneval", "knn/plain"),
     ("llama-cpp-135m", "auto/llama.cpp"),
@@ -109,7 +112,7 @@ def quoted(text: str, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
 def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str:
     """A figure of a part, `not measured` without an outcome. Raises UserError if there is no such figure.
 
-    It is that of the machine with the most parts, so that a text quotes one machine; else that of the latest outcome.
+    It is that of a machine with the instructions that texts quote where there is one, then of the one with most parts.
     """
     known = next((each for each in PARTS if each.name == part), None)
     keys = {figure.key: figure for figure in known.figures} if known else {}
@@ -118,7 +121,9 @@ def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str
     known_of_part = outcomes.get(part, [])
     parts_of = Counter(slug(each.processor) for some in outcomes.values() for each in some)
     # Of equals, the first: the latest.
-    outcome = max(known_of_part, key=lambda each: parts_of[slug(each.processor)], default=None)
+    outcome = max(
+        known_of_part, key=lambda each: (QUOTED in _kernels(each), parts_of[slug(each.processor)]), default=None
+    )
     if outcome is None:
         return "not measured"
     if key == "machine":
@@ -132,8 +137,11 @@ def machine(outcome: Outcome) -> str:
     Virtual machines of several generations share a name.
     """
     name = re.sub(r" \([0-9a-f]{6}\)$", "", outcome.processor).replace("(R)", "")
-    kernels = (outcome.settings or {}).get("device", {}).get("kernels", "")
-    return next((f"{name}, {told}" for part, told in KERNELS.items() if part in kernels), name)
+    return next((f"{name}, {told}" for part, told in KERNELS.items() if part in _kernels(outcome)), name)
+
+
+def _kernels(outcome: Outcome) -> str:
+    return str((outcome.settings or {}).get("device", {}).get("kernels", ""))
 
 
 def _machines(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -202,7 +202,7 @@ def _bundle(name: str, title: str, prompts: str) -> Part:
 
 QWEN = "Qwen2.5-Coder-1.5B-Instruct, Q4_K_M"
 QWEN_Q8_0 = "the weights of that file in Q8_0"
-QWEN_BF16 = "the weights of that file in BF16, whose 4-bit copies are nearer to them than usual"
+QWEN_BF16 = "the weights of that file in BF16, of which drafts have copies in 8 bits"
 PARTS = (
     _against_llama(
         "llama-cpp", "1.5B, Spec-Bench", "qwen@wheel", QWEN, SPEC_BENCH, count=13, tokens=48, speculations=SPECULATIONS

@@ -216,7 +216,7 @@ def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tok
     decoder = Decoder(packed, 0)
     make_copies(decoder, "auto", [], say=pytest.fail)
     assert decoder.light.bits == (4,)
-    assert decoder.projections.draft_bytes < 0.75 * decoder.projections.packed_bytes
+    assert decoder.projections.draft_bytes < 0.75 * decoder.projections.quantised_bytes
     drafted = accepted = 0
     for seed in range(4):
         ids = [(3 + 7 * seed + 5 * i) % 90 + 1 for i in range(8)]

@@ -97,7 +97,7 @@ def decoded(grammar: Any, planner: Planner, sampling: SamplingParams, tokens: in
     return generate(Session(DECODER, held), PROMPT, planner, limits)
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(
     schema=SCHEMAS,
     seed=st.integers(0, 999),

@@ -19,6 +19,7 @@ from ssd_compiler.progress import Tick
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import HEAD_ROWS
 from ssd_runtime.sampling.argmax import argmax
+from ssd_runtime.weights.packed_linear import PackedLinear
 
 LEARNING_RATE = 3e-5
 """AdamW's rate in SpecBound §3.1, which trains for 20 epochs."""
@@ -68,6 +69,8 @@ def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epo
 
     The model's own head is frozen: a head here is the affine map in front of it.
     """
+    head = decoder.model.lm_head
+    head = head.dense() if isinstance(head, PackedLinear) else head
     weights = []
     biases = []
     for place, layer in enumerate(fitted.layers):
@@ -79,7 +82,7 @@ def train_exits(decoder: Decoder, fitted: ExitSet, features: CachedFeatures, epo
             for rows in torch.randperm(len(features.targets), generator=order).split(BATCH):
                 x = features.states[layer][rows].float()
                 mapped = torch.addmm(bias.to(x.device), x, weight.to(x.device)).to(decoder.dtype)
-                logits = decoder.head.finished(decoder.model.lm_head(mapped)).float()
+                logits = decoder.head.finished(head(mapped)).float()
                 optimiser.zero_grad()
                 # Only these two tensors get gradients; the user's model must not.
                 cross_entropy(logits, features.targets[rows]).backward(inputs=[weight, bias])

@@ -132,7 +132,7 @@ class LatencyTables:
 
         Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
         """
-        held = self._decoder.packed.used + self._decoder.projections.packed_bytes
+        held = self._decoder.packed.used + self._decoder.projections.native_bytes
         if not self._decoder.light.kernels and held <= SMALL_BYTES:
             return None
         if not self.lighten():

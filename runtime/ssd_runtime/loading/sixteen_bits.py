@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import partial
 
@@ -21,6 +22,8 @@ from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedLinear
 
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
+"""Names of the projections of an expert, once experts are single ones."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 PROBED = 64
 """Outputs of each projection that are compared with the product of its weight."""
@@ -29,33 +32,34 @@ TOLERANCE = 1e-4
 
 
 def dtype_to_keep(tensors: Mapping[str, StoredTensor], config: PreTrainedConfig) -> torch.dtype | None:
-    """The one dtype of 16 bits of all of a checkpoint's tensors; None where they differ or would not be kept.
-
-    Experts, which checkpoints hold joined, are not kept yet.
-    """
+    """The one dtype of 16 bits of all of a checkpoint's tensors; None where they differ or would not be kept."""
     found = {tensor.dtype for tensor in tensors.values()}
-    dense = getattr(config, "quantization_config", None) is None and family_of(config).router is None
-    return DTYPES.get(found.pop()) if library() is not None and dense and len(found) == 1 else None
+    family = family_of(config)
+    alternate = family.router is not None and family.sinks  # GPT-OSS's experts, whose gate and up take turns
+    if library() is None or alternate or getattr(config, "quantization_config", None) is not None:
+        return None
+    return DTYPES.get(found.pop()) if len(found) == 1 else None
 
 
 def keep_numbers(stored: PreTrainedModel) -> PreTrainedModel:
     """The model `stored`, of 16 bits, as one of fp32 whose projections and embeddings have its numbers as they are.
 
-    Takes the memory of `stored` as it goes. Raises UserError if a kernel's product is not that of its weight.
+    Nothing is left of `stored`. Raises UserError if a kernel's product is not that of its weight.
     """
-    config = stored.config
+    config, own = stored.config, stored.state_dict()
+    stored.to("meta")
     config.dtype = torch.float32
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    own = stored.state_dict()
     for name in EMBEDDINGS:
         if (weight := own.get(f"{name}.weight")) is not None:
             data = weight.view(torch.uint8).numpy()
             replace_embedding(model, name, data, partial(_as_floats, dtype=weight.dtype))
-    pack(model, family_of(config), partial(_keep, model, stored))
+    pack(model, family_of(config), partial(_keep, model, own))
     for name, parameter in list(model.named_parameters()):
         if parameter.is_meta:
-            replace(model, name, nn.Parameter(own[name].float(), requires_grad=False))
+            value = own[name] if name in own else _weight(own, name.removesuffix(".weight"))
+            replace(model, name, nn.Parameter(value.float(), requires_grad=False))
     for name, buffer in buffers(model):
         buffer.copy_(own[name])
     model.generation_config = stored.generation_config
@@ -63,24 +67,42 @@ def keep_numbers(stored: PreTrainedModel) -> PreTrainedModel:
     return model.eval()
 
 
-def _keep(model: PreTrainedModel, stored: PreTrainedModel, names: list[str]) -> None:
-    """Replace projections that share an input; those that our kernels do not serve stay `nn.Linear`."""
-    found = [stored.get_submodule(name) for name in names]
-    linears = [each for each in found if isinstance(each, nn.Linear)]
-    columns = {linear.in_features for linear in linears}
-    if len(linears) < len(found) or len(columns) > 1:
+def _keep(model: PreTrainedModel, own: dict[str, Tensor], names: list[str]) -> None:
+    """Replace projections that share an input, with weights that it takes from `own`, if our kernels can serve them."""
+    weights = [_weight(own, name) for name in names]
+    columns = {weight.shape[1] for weight in weights}
+    if len(columns) > 1 or not Native.can_serve(sum(map(len, weights)), *columns):
         return
-    if not Native.can_serve(sum(linear.out_features for linear in linears), *columns):
-        return
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = _bias(linears)
+    weight, bias = torch.cat(weights), _bias(own, names, weights)
     kernel = Native.of16(weight, bias)
     _check(kernel, weight, bias, names)
     begin = 0
-    for name, linear in zip(names, linears, strict=True):
-        replace(model, name, PackedLinear(kernel, begin, begin + linear.out_features))
-        begin += linear.out_features
-        linear.weight = nn.Parameter(linear.weight.new_empty(0), requires_grad=False)
+    for name, part in zip(names, weights, strict=True):
+        replace(model, name, PackedLinear(kernel, begin, begin + len(part)))
+        begin += len(part)
+        own.pop(f"{name}.weight", None)
+
+
+def _weight(own: Mapping[str, Tensor], module: str) -> Tensor:
+    """The weight [out, in] of a projection, which may be that of one of the experts that checkpoints join."""
+    if (expert := EXPERT.fullmatch(module)) is None:
+        return own[f"{module}.weight"]
+    block, number, name = expert.groups()
+    if name == "down_proj":
+        return own[f"{block}.down_proj"][int(number)]
+    gate, up = own[f"{block}.gate_up_proj"][int(number)].chunk(2)
+    return gate if name == "gate_proj" else up
+
+
+def _bias(own: Mapping[str, Tensor], names: list[str], weights: list[Tensor]) -> Tensor | None:
+    """The biases of projections side by side in fp32; None if none has one."""
+    biases = [own.get(f"{name}.bias") for name in names]
+    if all(bias is None for bias in biases):
+        return None
+    parts = [
+        torch.zeros(len(weight)) if bias is None else bias.float() for bias, weight in zip(biases, weights, strict=True)
+    ]
+    return torch.cat(parts)
 
 
 def _check(kernel: Native, weight: Tensor, bias: Tensor | None, names: list[str]) -> None:
@@ -92,13 +114,6 @@ def _check(kernel: Native, weight: Tensor, bias: Tensor | None, names: list[str]
         raise UserError(
             f"model: the {kernel.name} kernel computes {names[0]} wrongly on this processor; use --dtype fp32"
         )
-
-
-def _bias(linears: list[nn.Linear]) -> Tensor | None:
-    if all(linear.bias is None for linear in linears):
-        return None
-    zeros = torch.zeros
-    return torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach().float() for x in linears])
 
 
 def _as_floats(data: NDArray[np.uint8], dtype: torch.dtype) -> NDArray[np.float32]:

@@ -61,13 +61,18 @@ class Projections:
         return f"packed{where}{rows}{beside}"
 
     @property
-    def packed_bytes(self) -> int:
-        """Bytes of quantised weights that our own kernels read."""
+    def native_bytes(self) -> int:
+        """Bytes of the model's weights that our own kernels read."""
+        return sum(native.nbytes for linear in self for native in linear.natives)
+
+    @property
+    def quantised_bytes(self) -> int:
+        """Bytes among these of quantised weights."""
         return sum(native.nbytes for native in self._quantised())
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes among `packed_bytes` that drafts on the high bits alone read."""
+        """Bytes among `quantised_bytes` that drafts on the high bits alone read."""
         return sum(native.draft_bytes for native in self._quantised())
 
     def _quantised(self) -> Iterator[Native]:
@@ -120,7 +125,7 @@ class LightCopies:
         With `auto`, what runs in 4 bits in one of `masks` has a copy in 4 bits beside that in 8.
         """
         both = _of_bits(masks, 4)
-        wanted: DraftBits = bits if not self._projections.packed_bytes or self.are_nested else "none"
+        wanted: DraftBits = bits if not self._projections.quantised_bytes or self.are_nested else "none"
         for index, linears in self._projections.by_sublayer():
             for linear in linears:
                 linear.lighten(wanted, index in both)
@@ -129,7 +134,7 @@ class LightCopies:
     @property
     def are_nested(self) -> bool:
         """Whether drafts read a part of a quantised file's weights instead of copies, and far fewer bytes."""
-        whole = self._projections.packed_bytes
+        whole = self._projections.quantised_bytes
         return whole > 0 and self._projections.draft_bytes <= MOST_NESTED * whole
 
     def most_bytes(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> int:

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ssd_artifacts.safetensors_header import StoredTensor, read_header
+from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
@@ -21,20 +22,23 @@ from ssd_runtime.model.family.families import FAMILIES
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.kernels.formats import SIXTEEN
+from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedLinear
 from tests.models import VARIANTS, tiny_model
+from tests.native_weights import weight4
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
 IDS = torch.arange(1, 60)[None]
-KEPT = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].router is None]
+KEPT = [name for name, (kind, _) in VARIANTS.items() if not (FAMILIES[kind].router and FAMILIES[kind].sinks)]
 NAMES = {torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @torch.no_grad()
 def rounded_pair(variant: str, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.nn.Module]:
     """A model in fp32 whose numbers are all numbers of `dtype`, and the same model in that."""
-    truth = tiny_model(variant, seed=5, vocab_size=96, intermediate_size=96)
+    inner = {"moe_intermediate_size": 32} if "moe_intermediate_size" in VARIANTS[variant][1] else {}
+    truth = tiny_model(variant, seed=5, vocab_size=96, intermediate_size=96, **inner)
     for tensor in truth.state_dict().values():
         tensor.copy_(tensor.to(dtype))
     return truth, copy.deepcopy(truth).to(dtype)
@@ -47,7 +51,8 @@ def test_every_family_computes_what_it_does_in_fp32(variant: str) -> None:
     expected = truth(IDS).logits
     kept = keep_numbers(stored)
     assert kept.dtype == torch.float32
-    assert any(type(module) is PackedLinear for module in kept.modules())
+    packed = [name for name, module in kept.named_modules() if type(module) is PackedLinear]
+    assert any(".experts." in name for name in packed) == (FAMILIES[VARIANTS[variant][0]].router is not None)
     torch.testing.assert_close(kept(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     decoder = Decoder(kept)
     require_faithful(decoder)
@@ -88,6 +93,20 @@ def test_what_would_lose_bits_is_not_kept(folder: Path, monkeypatch: pytest.Monk
     assert dtype_to_keep({"a": sixteen, "b": sixteen}, config) == torch.bfloat16
     assert dtype_to_keep({"a": sixteen, "b": StoredTensor("F32", (2,), 0, 8)}, config) is None
     assert dtype_to_keep(read_header(folder / "model.safetensors"), config) is None, "it is fp32"
-    assert dtype_to_keep({"a": sixteen}, tiny_model("qwen3-moe").config) is None, "experts are joined"
+    if "gpt-oss-sliding" in VARIANTS:
+        assert dtype_to_keep({"a": sixteen}, tiny_model("gpt-oss-sliding").config) is None, "gate and up take turns"
     monkeypatch.setattr("ssd_runtime.loading.sixteen_bits.library", lambda: None)
     assert dtype_to_keep({"a": sixteen}, config) is None
+
+
+def test_exits_are_trained_through_a_kept_head_and_not_through_a_quantised_one() -> None:
+    weight, bias = torch.randn(48, 32).bfloat16(), torch.randn(48)
+    shared = Native.of16(weight, bias)
+    x = torch.randn(3, 32, requires_grad=True)
+    head = PackedLinear(shared, 16, 48)
+    y = head.dense()(x)
+    torch.testing.assert_close(y, head(x.detach()), rtol=1e-5, atol=1e-5)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, weight[16:].float().sum(0).expand(3, -1))
+    with pytest.raises(UserError, match="packed weights"):
+        PackedLinear(weight4(16, 32)[0]).dense()
