@@ -50,7 +50,7 @@ class RmsNorm:
         self.weight = weight
         self._about = _Norm(weight.data_ptr(), weight.nbytes, epsilon)
         self.address = ctypes.addressof(self._about)
-        """Address of the norm as a C struct (`Norm` in `native/products.h`)."""
+        """Address of the norm as a C struct (`Norm` in `native/rows.h`)."""
 
 
 class RowNorm(Protocol):

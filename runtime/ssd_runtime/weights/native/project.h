@@ -30,10 +30,10 @@ static void begin_sums(const Weight *weight, int64_t tile, int count, Floats *su
         sums[r] = weight->bias ? load(weight->bias + tile * TILE + r % PARTS * LANES) : zeros();
 }
 
-/* Groups of columns in which a chunk of rows meets tiles before the next chunk does. */
-static int64_t groups_at_once(const Weight *weight) {
-    const int64_t groups = weight->in / GROUP;
-    return has_levels(formats[weight->format]) || groups < MOST_GROUPS ? groups : MOST_GROUPS;
+/* Groups of columns in which the chunks of n rows meet tiles, one chunk after the other. */
+static int64_t groups_at_once(const Weight *weight, int64_t n) {
+    const int64_t groups = weight->in / GROUP, fitting = MOST_GROUPS * CHUNK / (n < 1 ? 1 : n < CHUNK ? n : CHUNK);
+    return has_levels(formats[weight->format]) || groups < fitting ? groups : fitting;
 }
 
 /* How tiles come to threads, one item after the other: each time a share of those that are left, from `most` tiles at first
@@ -45,8 +45,8 @@ typedef struct {
 
 /* The items of `tiles` tiles of `bytes` each for a product of n rows; torch's threads have fixed shares of single tiles. */
 static Items items_of_tiles(const Weight *weight, int64_t tiles, int64_t bytes, int64_t n, Threads threads) {
-    const int64_t most = (MOST_BYTES + bytes - 1) / bytes, least = LEAST_BYTES / (bytes * n);
-    const int64_t met = bytes * groups_at_once(weight) / (weight->in / GROUP);
+    const int64_t most = (MOST_BYTES + bytes - 1) / bytes, least = LEAST_BYTES / (bytes * (n < 1 ? 1 : n));
+    const int64_t met = bytes * groups_at_once(weight, n) / (weight->in / GROUP);
     const int64_t near = has_levels(formats[weight->format]) ? 1 : NEAR_BYTES / met;
     if (!threads.own)
         return (Items){tiles, 1, 1, 1, 1};
@@ -114,7 +114,7 @@ static void project_item(const void *about, int64_t item, int worker) {
     (void)worker;
     for (int64_t from = begin; from < end; from += of->items.near) {
         const int64_t to = from + of->items.near < end ? from + of->items.near : end;
-        const int64_t groups = of->weight->in / GROUP, at_once = groups_at_once(of->weight);
+        const int64_t groups = of->weight->in / GROUP, at_once = groups_at_once(of->weight, of->n);
         for (Span span = {0, at_once}; span.begin < groups; span.begin = span.end, span.end += at_once) {
             span.end = span.end < groups ? span.end : groups;
             for (int64_t first = 0; first < of->n; first += CHUNK)
