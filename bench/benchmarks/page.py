@@ -20,7 +20,7 @@ KERNELS = {INSTRUCTIONS[8]: "AVX2", INSTRUCTIONS[16]: "AVX-512 VNNI"}
 """Instruction sets by what the names of our kernels have in them."""
 QUOTED = "vnni"
 """The part of these names by which texts choose among machines."""
-QUOTE = re.compile(r"<!--f ([\w-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
+QUOTE = re.compile(r"<!--f ([\w.-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
 GLANCE = (
     ("llama-cpp", "auto/llama.cpp"),
