@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import GROUP, Native
 from ssd_runtime.weights.native import library as native
 from ssd_runtime.weights.native.library import NEEDED, library
-from tests.native_weights import weight4, weight8, weight16
+from tests.native_weights import weight4, weight8
 
 pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
@@ -50,15 +49,6 @@ def test_the_largest_levels_do_not_overflow(level: int, bits: int, row: int) -> 
     kernel = Native.of8(levels, ones) if bits == 8 else Native.of4(levels, ones, 8 * ones)
     x = torch.full((3, GROUP), float(row))
     assert torch.equal(kernel(x), torch.full((3, 16), float(GROUP * level * row)))
-
-
-@needs_native
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("make", [weight4, weight8, weight16])
-def test_no_rows_have_no_products(make: Callable[..., tuple[Native, Tensor]], own: bool) -> None:
-    kernel, _ = make(48, 64)
-    kernel.own_threads = own
-    assert kernel(torch.zeros(0, 64)).shape == (0, 48)
 
 
 @needs_native
