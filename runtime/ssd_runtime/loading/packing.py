@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
@@ -17,8 +17,9 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import LayerKind, layer_kinds
 from ssd_runtime.model.layer.layer import present
 from ssd_runtime.model.layer.layer_inputs import INJECTION
+from ssd_runtime.weights.kernels.kernel import Kernel
 from ssd_runtime.weights.native.library import library
-from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts
+from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedExperts, PackedLinear
 
 EMBEDDINGS = ("model.embed_tokens", "model.embed_tokens_per_layer")
 MODEL_PROJECTION = "model.per_layer_model_projection"
@@ -100,6 +101,30 @@ def replace_embedding(
     """Let an embedding read its rows from `stored` [vocabulary, bytes], with the factor that its module applies."""
     scale = getattr(model.get_submodule(name), "embed_scale", None)
     replace(model, name, PackedEmbedding(stored, dequantise, None if scale is None else float(scale)))
+
+
+def share_kernel(
+    model: PreTrainedModel,
+    names: Sequence[str],
+    kernel: Kernel,
+    columns: Callable[[str, int], Tensor | None] = lambda _, count: None,
+) -> None:
+    """Let one kernel serve projections side by side; `columns` is the order of a projection's (`PackedLinear`)."""
+    begin = 0
+    for name in names:
+        linear: Any = model.get_submodule(name)
+        end = begin + linear.out_features
+        replace(model, name, PackedLinear(kernel, begin, end, columns(name, linear.in_features)))
+        begin = end
+
+
+def fill(model: PreTrainedModel, numbers: Callable[[str, torch.Size], Tensor]) -> None:
+    """Give all parameters without memory, and the buffers that checkpoints hold, their `numbers` in fp32."""
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta:
+            replace(model, name, nn.Parameter(numbers(name, parameter.shape), requires_grad=False))
+    for name, buffer in buffers(model):
+        buffer.copy_(numbers(name, buffer.shape))
 
 
 def buffers(model: nn.Module) -> list[tuple[str, Tensor]]:

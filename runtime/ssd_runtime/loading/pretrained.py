@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -93,6 +94,13 @@ def read_model(folder: Path, config: PreTrainedConfig, **settings: Any) -> tuple
         **settings,
     )
     return model, report
+
+
+def unfilled_model(config: PreTrainedConfig) -> PreTrainedModel:
+    """The fp32 model of a config without memory for its weights, but with the buffers that follow from the config."""
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    return model
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:

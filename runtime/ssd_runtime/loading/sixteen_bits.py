@@ -8,19 +8,20 @@ from functools import partial
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_artifacts.safetensors_header import StoredTensor
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import return_freed
-from ssd_runtime.loading.packing import EMBEDDINGS, buffers, pack, replace, replace_embedding
+from ssd_runtime.loading.packing import EMBEDDINGS, fill, pack, replace_embedding, share_kernel
+from ssd_runtime.loading.pretrained import unfilled_model
 from ssd_runtime.model.family.families import family_of
+from ssd_runtime.weights.kernels.kernel import computes
 from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.linear import side_by_side
 from ssd_runtime.weights.native.library import library
-from ssd_runtime.weights.packed_linear import PackedLinear
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
 """Names of the projections of an expert, once experts are single ones."""
@@ -49,19 +50,13 @@ def keep_numbers(stored: PreTrainedModel) -> PreTrainedModel:
     config, own = stored.config, stored.state_dict()
     stored.to("meta")
     config.dtype = torch.float32
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    model = unfilled_model(config)
     for name in EMBEDDINGS:
         if (weight := own.get(f"{name}.weight")) is not None:
             data = weight.view(torch.uint8).numpy()
             replace_embedding(model, name, data, partial(_as_floats, dtype=weight.dtype))
     pack(model, family_of(config), partial(_keep, model, own))
-    for name, parameter in list(model.named_parameters()):
-        if parameter.is_meta:
-            value = own[name] if name in own else _weight(own, name.removesuffix(".weight"))
-            replace(model, name, nn.Parameter(value.float(), requires_grad=False))
-    for name, buffer in buffers(model):
-        buffer.copy_(own[name])
+    fill(model, lambda name, _: (own[name] if name in own else _weight(own, name.removesuffix(".weight"))).float())
     model.generation_config = stored.generation_config
     return_freed()
     return model.eval()
@@ -73,13 +68,14 @@ def _keep(model: PreTrainedModel, own: dict[str, Tensor], names: list[str]) -> N
     columns = {weight.shape[1] for weight in weights}
     if len(columns) > 1 or not Native.can_serve(sum(map(len, weights)), *columns):
         return
-    weight, bias = torch.cat(weights), _bias(own, names, weights)
+    weight, bias = side_by_side(weights, [own.get(f"{name}.bias") for name in names])
     kernel = Native.of16(weight, bias)
-    _check(kernel, weight, bias, names)
-    begin = 0
-    for name, part in zip(names, weights, strict=True):
-        replace(model, name, PackedLinear(kernel, begin, begin + len(part)))
-        begin += len(part)
+    if not computes(kernel, weight[:PROBED].float(), None if bias is None else bias[:PROBED].float(), 0, TOLERANCE):
+        raise UserError(
+            f"model: the {kernel.name} kernel computes {names[0]} wrongly on this processor; use --dtype fp32"
+        )
+    share_kernel(model, names, kernel)
+    for name in names:
         own.pop(f"{name}.weight", None)
 
 
@@ -92,28 +88,6 @@ def _weight(own: Mapping[str, Tensor], module: str) -> Tensor:
         return own[f"{block}.down_proj"][int(number)]
     gate, up = own[f"{block}.gate_up_proj"][int(number)].chunk(2)
     return gate if name == "gate_proj" else up
-
-
-def _bias(own: Mapping[str, Tensor], names: list[str], weights: list[Tensor]) -> Tensor | None:
-    """The biases of projections side by side in fp32; None if none has one."""
-    biases = [own.get(f"{name}.bias") for name in names]
-    if all(bias is None for bias in biases):
-        return None
-    parts = [
-        torch.zeros(len(weight)) if bias is None else bias.float() for bias, weight in zip(biases, weights, strict=True)
-    ]
-    return torch.cat(parts)
-
-
-def _check(kernel: Native, weight: Tensor, bias: Tensor | None, names: list[str]) -> None:
-    """Raise UserError unless the kernel computes what the weight does."""
-    rows = weight[:PROBED].float()
-    probe = torch.linspace(-1, 1, weight.shape[1])[None]
-    expected = probe @ rows.T if bias is None else probe @ rows.T + bias[:PROBED]
-    if not (kernel(probe)[:, :PROBED] - expected).norm() <= TOLERANCE * expected.norm():
-        raise UserError(
-            f"model: the {kernel.name} kernel computes {names[0]} wrongly on this processor; use --dtype fp32"
-        )
 
 
 def _as_floats(data: NDArray[np.uint8], dtype: torch.dtype) -> NDArray[np.float32]:

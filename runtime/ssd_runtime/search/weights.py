@@ -1,4 +1,4 @@
-"""What the items of a knapsack weigh: the latencies of sub-layers, in whole numbers."""
+"""Whole-number weights of the knapsack's items, from the latencies of sub-layers."""
 
 from __future__ import annotations
 

@@ -303,11 +303,16 @@ def named(modules: Sequence[nn.Module]) -> str:
 def _joined(found: Sequence[nn.Linear | Native]) -> tuple[Tensor, Tensor | None]:
     """Weight [out, in] and bias [out] of modules or kernels side by side; the bias is None if none has one."""
     weights = [each.numbers if isinstance(each, Native) else each.weight.detach() for each in found]
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-    if all(each.bias is None for each in found):
+    return side_by_side(weights, [None if each.bias is None else each.bias.detach() for each in found])
+
+
+def side_by_side(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+    """One weight [out, in] and bias [out] of several; the bias is None if none is given."""
+    weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
+    if all(bias is None for bias in biases):
         return weight, None
-    zeros = weight.new_zeros
-    return weight, torch.cat([zeros(x.out_features) if x.bias is None else x.bias.detach() for x in found])
+    parts = [weight.new_zeros(len(own)) if bias is None else bias for own, bias in zip(weights, biases, strict=True)]
+    return weight, torch.cat(parts)
 
 
 def _replaceable(module: nn.Linear) -> bool:

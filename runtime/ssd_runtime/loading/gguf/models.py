@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-import torch
-from accelerate import init_empty_weights
 from gguf.quants import dequantize
-from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_runtime.devices.memory import return_freed
 from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_tensors
 from ssd_runtime.loading.gguf.rope import TENSORS
-from ssd_runtime.loading.packing import EMBEDDINGS, buffers, pack, replace, replace_embedding
+from ssd_runtime.loading.packing import EMBEDDINGS, buffers, fill, pack, replace_embedding, share_kernel
+from ssd_runtime.loading.pretrained import unfilled_model
 from ssd_runtime.model.family.families import family_of
 from ssd_runtime.model.layer.mtp import MtpModule
 from ssd_runtime.weights.gguf.file import GgufFile
 from ssd_runtime.weights.gguf.index import GgufIndex
-from ssd_runtime.weights.packed_linear import PackedLinear
 
 
 def dense_model(index: GgufIndex, config: PreTrainedConfig) -> PreTrainedModel:
@@ -50,8 +47,7 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
 def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel, GgufFile]:
     """The model without memory for its weights, and the file, which has all of them."""
     family_of(config)
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+    model = unfilled_model(config)
     file = GgufFile(index, architecture_of(index).layout, config)
     _add_mtp(model, file, predicting_tensors(index))
     shapes = {name: parameter.shape for name, parameter in (*model.named_parameters(), *buffers(model))}
@@ -68,25 +64,16 @@ def _add_mtp(model: PreTrainedModel, file: GgufFile, predicting: Sequence[str]) 
 
 def _fill(model: PreTrainedModel, file: GgufFile) -> None:
     """Give memory and the file's values to all parameters that have none."""
-    for name, parameter in list(model.named_parameters()):
-        if parameter.is_meta:
-            replace(model, name, nn.Parameter(file.dense(name, parameter.shape), requires_grad=False))
-    for name, buffer in buffers(model):
-        buffer.copy_(file.dense(name, buffer.shape))
+    fill(model, file.dense)
     file.forget()
     return_freed()
 
 
-def _place(model: nn.Module, file: GgufFile, names: list[str]) -> None:
+def _place(model: PreTrainedModel, file: GgufFile, names: list[str]) -> None:
     """Replace projections that share an input by packed ones; dense ones stay `nn.Linear`."""
     for run, kernel in file.kernels(names):
-        begin = 0
-        for name in run:
-            linear = model.get_submodule(name)
-            if kernel is not None and isinstance(linear, nn.Linear):
-                columns = file.columns(name, linear.in_features)
-                replace(model, name, PackedLinear(kernel, begin, begin + linear.out_features, columns))
-                begin += linear.out_features
+        if kernel is not None:
+            share_kernel(model, run, kernel, file.columns)
 
 
 def _place_embeddings(model: PreTrainedModel, file: GgufFile) -> None:

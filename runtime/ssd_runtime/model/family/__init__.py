@@ -1,1 +1,1 @@
-"""What differs between model families, and what a model's config says of its layers."""
+"""Model families: the structure of their layers, and the kinds of layers in a config."""

@@ -1,4 +1,4 @@
-"""What a model's config says of its layers, by its family."""
+"""Reads the kinds of a model's layers, and their settings, from its config."""
 
 from __future__ import annotations
 

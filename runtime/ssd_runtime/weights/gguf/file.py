@@ -21,7 +21,7 @@ from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
 from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, parts_of, shape_of_parts
-from ssd_runtime.weights.kernels.kernel import Kernel
+from ssd_runtime.weights.kernels.kernel import Kernel, computes
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """The part of a parameter's name that says the expert; files hold all experts in one tensor."""
@@ -240,13 +240,8 @@ class GgufFile:
             if expert is not None and expert[1] != "0":  # the first one's has the same form
                 return
             rows = min(len(data), PROBED)
-            weight = dense(data[:rows], kind)
-            probe = torch.linspace(-1, 1, weight.shape[1])[None].to(torch.bfloat16).float()
-            expected = probe @ weight.T
-            if bias is not None:
-                expected += bias[begin : begin + rows]
-            got = kernel(probe)[:, begin : begin + rows]
-            if not (got - expected).norm() <= TOLERANCE * expected.norm():
+            own = None if bias is None else bias[begin : begin + rows]
+            if not computes(kernel, dense(data[:rows], kind), own, begin, TOLERANCE):
                 raise UserError(
                     f"{self.path}: the {kernel.name} kernel computes {name.removesuffix('.weight')} wrongly on this "
                     "processor; use --weights dense"

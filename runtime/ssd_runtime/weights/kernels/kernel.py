@@ -53,6 +53,16 @@ class RmsNorm:
         """Address of the norm as a C struct (`Norm` in `native/rows.h`)."""
 
 
+def computes(kernel: Kernel, weight: Tensor, bias: Tensor | None, begin: int, tolerance: float) -> bool:
+    """Whether a kernel's outputs from `begin` on are the products of a weight [n, in] in fp32, and of its bias [n].
+
+    They may differ by `tolerance`, relative to the products, in root mean squares.
+    """
+    probe = torch.linspace(-1, 1, weight.shape[1])[None].to(torch.bfloat16).float()
+    expected = probe @ weight.T if bias is None else probe @ weight.T + bias
+    return bool((kernel(probe)[:, begin : begin + len(weight)] - expected).norm() <= tolerance * expected.norm())
+
+
 class RowNorm(Protocol):
     """The norm of a projection's input."""
 
