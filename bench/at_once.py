@@ -26,7 +26,7 @@ from bench.harness.standings import standings
 from bench.harness.tables import show
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.loading.models import conversation
+from ssd_runtime.loading.loaded_model import conversation
 
 PEERS = ("transformers generate_batch", "transformers generate, padded")
 KINDS = ("none", "near_tie", "error")

@@ -38,7 +38,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.loading.models import conversation
+from ssd_runtime.loading.loaded_model import conversation
 from ssd_runtime.weights.draft_bits import read_draft_bits
 
 AGAIN = "plain again"

@@ -32,7 +32,7 @@ from ssd_profiles.errors import UserError, first_line
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.loading.models import conversation
+from ssd_runtime.loading.loaded_model import conversation
 from ssd_runtime.loading.sources import find_packed
 
 LLAMA = "llama.cpp"

@@ -20,7 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.loading.models import load_model
 from tests.folder_mutations import any_of, mutate_folder, save_families
 
 QUESTION = "How many loaves did the baker count?"

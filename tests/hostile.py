@@ -9,7 +9,8 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig, ExitChoice
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.loading.models import load_model
 from ssd_runtime.profiling.latency import device_key
 from tests.bundles import LAYERS, bundle, exits, record
 from tests.folders import save_tiny_model

@@ -26,7 +26,7 @@ def weight8(out: int, width: int) -> tuple[Native, Tensor]:
     return Native.of8(levels, scale), (levels.unflatten(1, (-1, GROUP)) * scale[..., None]).flatten(1)
 
 
-def weight16(out: int, width: int) -> tuple[Native, Tensor]:
+def weight16(out: int, width: int, dtype: torch.dtype | None = None) -> tuple[Native, Tensor]:
     """A random weight in bf16 or fp16 and its numbers."""
-    weight = torch.randn(out, width).to(random.choice([torch.bfloat16, torch.float16]))
+    weight = torch.randn(out, width).to(dtype or random.choice([torch.bfloat16, torch.float16]))
     return Native.of16(weight), weight.float()

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.serving.http.app import Service, make_app
 from ssd_runtime.serving.http.engine_thread import EngineThread

@@ -9,16 +9,18 @@ from typing import Any
 from ssd_runtime.model.sublayers.native_attention import SegmentPlace, _Block
 from ssd_runtime.weights.kernels.kernel import _Norm
 from ssd_runtime.weights.kernels.native import _Weight
+from ssd_runtime.weights.kernels.native_mlp import _Experts
 from ssd_runtime.weights.native.library import Library
 
 WRONG = (0, -1, 1, 2**28, 2**31 + 1, 2**62, 2**63 - 1, -(2**63))
 """Numbers that stand in for each number of a call, beside its neighbours."""
 THREADS = (0, -1, -(2**31), 3)
-FREE = ("slots", "own", "format")
-"""Numbers that nothing else tells: they choose among slots that the pool has, and formats of as many bytes."""
+FREE = ("slots", "own", "format", "routing", "added")
+"""Numbers that nothing else tells: they choose among slots that the pool has, formats of as many bytes, and forms."""
 NAMES = {
     "linear": "weight norm x x_bytes n residual residual_bytes y memory floats threads",
     "mlp": "weight down norm x x_bytes n y memory floats threads",
+    "experts": "experts norm x x_bytes n chosen weights choice_bytes added y memory floats threads",
     "attention": "block segments count cos sin bytes width stride x x_bytes n longest y memory floats threads",
 }
 OPTIONAL = ("norm", "residual", "bias", "cos", "sin", "q_norm", "k_norm")
@@ -90,8 +92,17 @@ def _spoilt(name: str, right: Any) -> Iterator[Any]:
 def _width(function: str, given: dict[str, Any]) -> int:
     if function == "attention":
         return int(given["x_bytes"] // 4 // given["n"])
+    if function == "experts":
+        return int(_weights_of(given["experts"])[0].in_features)
     weight = _Weight.from_address(given["weight" if function == "linear" else "down"])
     return int(weight.out_features)
+
+
+def _weights_of(experts: int) -> list[_Weight]:
+    """The weights of all experts, those of gate and up first."""
+    about = _Experts.from_address(experts)
+    lists = [(ctypes.c_void_p * about.number).from_address(each) for each in (about.gate_up, about.down)]
+    return [_Weight.from_address(each) for every in lists for each in every]
 
 
 def _segments(function: str, given: dict[str, Any]) -> list[SegmentPlace]:
@@ -106,5 +117,7 @@ def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
         norms += [block.norm, block.q_norm, block.k_norm]
         weights += [*(ctypes.c_void_p * block.projections).from_address(block.qkv), block.output]
         found += [block, *_segments(function, given)]
+    if function == "experts":
+        found += [_Experts.from_address(given["experts"]), *_weights_of(given["experts"])]
     found += [_Norm.from_address(each) for each in norms if each is not None]
     return found + [_Weight.from_address(each) for each in weights if each is not None]

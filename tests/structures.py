@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench.fixtures.planted import plant
 from ssd_runtime.engine.output.generation import Generation
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from tests.models import tiny_model
 from tests.toy_tokenizers import byte_level
 

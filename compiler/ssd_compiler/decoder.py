@@ -7,7 +7,7 @@ from ssd_compiler.settings import CompileSettings
 from ssd_profiles.mask import BITS, SubLayerPlan
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.draft_copies import make_copies
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.kernel_choice import SMALL_BYTES, fitted_decoder
 

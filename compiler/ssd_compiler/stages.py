@@ -41,7 +41,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.latency import BusyMachineError, bundled_latency, coarse_latency, device_key, measure_latency
 from ssd_runtime.profiling.light import with_light

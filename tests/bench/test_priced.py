@@ -14,7 +14,7 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.engine.loop import decoding
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.sequence.session import Session

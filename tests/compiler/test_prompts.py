@@ -19,7 +19,8 @@ from ssd_compiler.data.prompts import (
 from ssd_compiler.settings import CompileSettings
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.loading.models import load_model
 from tests.folders import save_tiny_model
 
 

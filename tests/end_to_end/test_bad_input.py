@@ -172,7 +172,7 @@ def test_a_model_too_large_is_refused_before_it_is_loaded(
     bad_room: Path, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:
     monkeypatch.setattr("ssd_runtime.devices.memory.available_bytes", lambda _: 1000)
-    monkeypatch.setattr("ssd_runtime.loading.checkpoint.read_model", None)
+    monkeypatch.setattr("ssd_runtime.loading.checkpoints.checkpoint.read_model", None)
     done = within(bad_room, run_main, "--artifact", "bundle", "hi")
     assert_refused(done, r"needs 0\.0 GiB of memory .* give a smaller model")
 

@@ -19,7 +19,8 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import NEAR_TIE, Kind, compare
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.sublayers.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan

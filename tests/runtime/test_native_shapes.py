@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,8 +21,10 @@ from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttent
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp, Routing
 from ssd_runtime.weights.native.library import Library
 from tests.native_blocks import EPSILON, Block, any_weight
+from tests.native_weights import weight4, weight8, weight16
 from tests.spoiler import Spoiler
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -44,7 +47,7 @@ class Projections:
 
     def calls(self) -> Tensor:
         return torch.cat(
-            [self.up.fused(self.x, self.norm, self.residual), self.up.fused_mlp(self.down, self.x, self.norm)], 1
+            [self.up.fused(self.x, self.norm, self.residual), NativeMlp(self.up, self.down)(self.x, self.norm)], 1
         )
 
     def expected(self) -> Tensor:
@@ -53,6 +56,57 @@ class Projections:
         gate, up = product.chunk(2, -1)
         product = product if self.residual is None else product + self.residual
         return torch.cat([product, self.x + silu(gate) * up @ self.dense_down.T], 1)
+
+
+class Mixture:
+    """Random experts on random rows, which a router sends to some of them, or the caller."""
+
+    def __init__(self, own: bool, routing: Routing | None = None) -> None:
+        self.hidden, self.inner, self.n = 32 * random.randint(1, 6), 32 * random.randint(1, 6), random.randint(0, 40)
+        self.number = random.randint(1, 9)
+        self.each = random.randint(1, self.number)
+        self.routing = random.choice(list(Routing)) if routing is None else routing
+        kinds = [random.choice([weight4, weight8, partial(weight16, dtype=torch.float16)]) for _ in range(2)]
+        self.experts = list[NativeMlp]()
+        self.dense = list[tuple[Tensor, Tensor]]()
+        for _ in range(self.number):
+            (up, dense_up), (down, dense_down) = (
+                kinds[0](2 * self.inner, self.hidden),
+                kinds[1](self.hidden, self.inner),
+            )
+            up.own_threads = down.own_threads = own
+            self.experts.append(NativeMlp(up, down))
+            self.dense.append((dense_up, dense_down))
+        self.first = self.experts[0].gate_up
+        self.router = torch.randn(self.number, self.hidden)
+        self.norm = random.choice([None, RmsNorm(torch.rand(self.hidden), EPSILON)])
+        self.x = torch.randn(self.n, self.hidden)
+        self.weights = torch.rand(self.n, self.each)
+        self.chosen = torch.randint(self.number, (self.n, self.each))
+
+    def native(self) -> NativeExperts:
+        if self.routing is Routing.GIVEN:
+            return NativeExperts(self.experts)
+        return NativeExperts(self.experts, self.router, self.each, self.routing)
+
+    def call(self) -> Tensor:
+        if self.routing is Routing.GIVEN:
+            return self.native().of_normed(self.x, (self.weights, self.chosen))
+        return self.native()(self.x, self.norm)
+
+    def expected(self) -> Tensor:
+        x, weights, chosen = self.x, self.weights, self.chosen
+        if self.routing is not Routing.GIVEN:
+            x = x if self.norm is None else rms_norm(x, (self.hidden,), self.norm.weight, EPSILON)
+            weights, chosen = (x @ self.router.T).softmax(-1).topk(self.each)
+            weights = weights / weights.sum(-1, keepdim=True) if self.routing is Routing.SHARES else weights
+        total = torch.zeros_like(x) if self.routing is Routing.GIVEN else self.x.clone()
+        for row in range(self.n):
+            for weight, expert in zip(weights[row], chosen[row].tolist(), strict=True):
+                up, down = self.dense[expert]
+                gate, other = (up @ x[row]).chunk(2)
+                total[row] += weight * (down @ (silu(gate) * other))
+        return total
 
 
 def test_chosen_tiles_have_the_whole_weights_outputs_and_others_none(instructions: Library) -> None:
@@ -69,7 +123,7 @@ def test_chosen_tiles_have_the_whole_weights_outputs_and_others_none(instruction
         with pytest.raises(RuntimeError, match="chosen tiles"):
             projections.up.among(torch.tensor([random.choice([-1, every])])).fused(projections.x, None, None)
         with pytest.raises(RuntimeError, match="chosen tiles"):
-            some.fused_mlp(projections.down, projections.x, None)
+            NativeMlp(some, projections.down)(projections.x, None)
 
 
 def _fewer_slots(segment: Any, block: Block) -> None:
@@ -117,6 +171,17 @@ def test_calls_whose_sizes_agree_compute_what_torch_does(instructions: Library) 
         rows = torch.randn(sum(block.rows), block.hidden)
         assert near(projections.calls(), projections.expected()), seed
         assert near(block(rows), block.expected(rows)), seed
+        mixture = Mixture(own)
+        assert near(mixture.call(), mixture.expected()), seed
+
+
+def test_a_row_of_a_mixture_has_the_same_result_whatever_rows_stand_beside_it(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        mixture = Mixture(seeded(seed, 1 + seed % 3), random.choice([Routing.SOFTMAX, Routing.SHARES]))
+        native = mixture.native()
+        whole = native(mixture.x, mixture.norm)
+        for size in (1, 3, 17):
+            assert torch.equal(torch.cat([native(rows, mixture.norm) for rows in mixture.x.split(size)]), whole), seed
 
 
 def test_a_row_with_a_number_that_is_not_finite_has_no_finite_result_and_changes_no_other(
@@ -134,6 +199,13 @@ def test_a_row_with_a_number_that_is_not_finite_has_no_finite_result_and_changes
         found = projections.calls()
         assert torch.equal(found[1:], expected[1:])
         assert not found[0, : 2 * projections.inner].isfinite().any()
+        mixture = Mixture(True, Routing.SOFTMAX)
+        mixture.x = torch.randn(max(mixture.n, 2), mixture.hidden)
+        expected = mixture.call()
+        mixture.x[0, 3] = random.choice([torch.nan, torch.inf])
+        found = mixture.call()
+        assert torch.equal(found[1:], expected[1:])
+        assert not found[0].isfinite().any()
 
 
 def test_rows_of_the_smallest_numbers_are_zeros(instructions: Library) -> None:
@@ -148,14 +220,15 @@ def test_a_wrong_number_is_refused_or_changes_nothing(instructions: Library) -> 
         own = seeded(seed, 2)
         projections, block = Projections(own), Block(own, (16, 80))
         rows = torch.randn(sum(block.rows), block.hidden)
-        for each in (projections.up, block.attention):
-            spoilers.append(Spoiler(instructions))
-            each._library = spoilers[-1]  # type: ignore[assignment]
+        mixture = Mixture(own)
+        spoilers += [Spoiler(instructions) for _ in range(3)]
+        projections.up.library, block.attention._library, mixture.first.library = spoilers[-3:]  # type: ignore[assignment]
         assert near(projections.calls(), projections.expected()), seed
         assert near(block(rows), block.expected(rows)), seed
+        assert near(mixture.call(), mixture.expected()), seed
     codes = [code for spoiler in spoilers for code in spoiler.codes]
     assert len(set(codes)) > 20
-    assert sum(code > 0 for code in codes) > 0.8 * len(codes)
+    assert sum(code > 0 for code in codes) > 0.7 * len(codes)
 
 
 def attention_with(block: Block, **changes: Any) -> Callable[[], object]:
@@ -176,8 +249,8 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a residual is n rows", lambda: up.fused(x, None, torch.randn(2, 2 * inner))
     yield "a residual is n rows", lambda: up.fused(x, None, torch.randn(3, 2 * inner).half())
     yield "a norm has a number", lambda: up.fused(x, RmsNorm(torch.rand(hidden - 1), EPSILON), None)
-    yield "down has half", lambda: up.fused_mlp(other, x, None)
-    yield "a block's last weight", lambda: up.fused_mlp(wide, x, None)
+    yield "down has half", lambda: NativeMlp(up, other)(x, None)
+    yield "a block's last weight", lambda: NativeMlp(up, wide)(x, None)
     for name in ("q_norm", "k_norm"):
         yield "norms of queries and keys", attention_with(block, **{name: RmsNorm(torch.rand(8), EPSILON)})
     yield "a norm has a number", attention_with(block, norm=RmsNorm(torch.rand(8), EPSILON))
@@ -191,6 +264,35 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "heads are a multiple", attention_with(block, heads=block.heads + 1)
     yield "the last weight has a column", attention_with(block, output=any_weight(block.hidden, mixed + 32, own)[0])
     yield "a head's size", attention_with(block, head_dim=8)
+    yield from mixture_misfits(own)
+
+
+def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls of experts, routers and choices that do not fit each other."""
+    mixture = Mixture(own, Routing.GIVEN)
+    x, each = torch.randn(2, mixture.hidden), mixture.each
+    up, down = mixture.experts[0]
+    choice = torch.rand(2, each), torch.zeros(2, each, dtype=torch.int32)
+    for unlike in (
+        NativeMlp(any_weight(2 * mixture.inner + 64, mixture.hidden, own)[0], down),
+        NativeMlp(up, any_weight(mixture.hidden, mixture.inner + 32, own)[0]),
+        NativeMlp((weight4 if up.has_numbers else weight16)(2 * mixture.inner, mixture.hidden)[0], down),
+    ):
+        yield (
+            "experts have the same",
+            lambda unlike=unlike: NativeExperts([*mixture.experts, unlike]).of_normed(x, choice),
+        )
+    yield "experts have the same", lambda: NativeExperts(mixture.experts, mixture.router, 99, Routing.SHARES)(x, None)
+    short = mixture.router[:, 1:].contiguous()
+    yield "a router has a row", lambda: NativeExperts(mixture.experts, short, each, Routing.SHARES)(x, None)
+    yield "a router has a row", lambda: NativeExperts(mixture.experts, mixture.router)(x, None)
+    yield "n rows come with", lambda: NativeExperts(mixture.experts)(x, None)
+    for wrong in (-1, mixture.number):
+        wrongly = choice[0], torch.full((2, each), wrong)
+        yield "n rows come with", lambda wrongly=wrongly: NativeExperts(mixture.experts).of_normed(x, wrongly)
+    routed = NativeExperts(mixture.experts, mixture.router, each, Routing.SHARES)
+    yield "n rows come with", lambda: routed.of_normed(x, choice)
+    yield "x is n rows", lambda: routed(torch.randn(2, mixture.hidden + 32), None)
 
 
 def test_objects_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:
@@ -218,9 +320,15 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
     """Sub-layers of one width in random order, and rows for them."""
     block = Block(own, (16, 80))
     inner = 32 * random.randint(1, 9)
-    mlp = any_weight(2 * inner, block.hidden, own)[0], any_weight(block.hidden, inner, own)[0]
+    mlp = NativeMlp(any_weight(2 * inner, block.hidden, own)[0], any_weight(block.hidden, inner, own)[0])
     norm = random.choice([None, RmsNorm(torch.rand(block.hidden), EPSILON)])
-    parts = [NativeSubLayer(0, 0, block.attention), NativeSubLayer(0, 0, mlp=mlp, norm=norm)]
+    kinds = [weight4(2 * inner, block.hidden), weight8(block.hidden, inner)]
+    for kernel, _ in kinds:
+        kernel.own_threads = own
+    expert = NativeMlp(*(kernel for kernel, _ in kinds))
+    experts = NativeExperts([expert] * 3, torch.randn(3, block.hidden), 2, Routing.SHARES)
+    parts = [NativeSubLayer(0, 0, block.attention)]
+    parts += [NativeSubLayer(0, 0, mlp=each, norm=norm) for each in (mlp, experts)]
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
     return block, random.choices(parts, k=random.randint(1, 5)), torch.randn(sum(block.rows), block.hidden), batch
 
@@ -234,7 +342,7 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
             if part.attention is not None:
                 expected = part.attention(0, 0, expected, batch.sequences, block.rotation)
             elif part.mlp is not None:
-                expected = part.mlp[0].fused_mlp(part.mlp[1], expected, part.norm)
+                expected = part.mlp(expected, part.norm)
         kept = [cache.clone() for cache in block.caches]
         for cache, old in zip(block.caches, before, strict=True):
             cache.copy_(old)
@@ -246,7 +354,7 @@ def test_runs_that_misfit_are_refused_by_the_rule(instructions: Library) -> None
     for seed in range(DRAWS):
         own = seeded(seed, 2)
         _, parts, x, batch = random_run(own)
-        wide = any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0]
+        wide = NativeMlp(any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0])
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more, all of x's width"):
             NativeRun([*parts, NativeSubLayer(0, 0, mlp=wide)])(x, batch)
         with pytest.raises(RuntimeError, match="do not agree: weights, rows, results and memory are given"):

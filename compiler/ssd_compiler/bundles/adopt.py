@@ -24,7 +24,7 @@ from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.loading.draft_copies import make_copies
-from ssd_runtime.loading.models import LoadedModel, conversation
+from ssd_runtime.loading.loaded_model import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.family.families import max_context
 from ssd_runtime.search.replay import replay_mask

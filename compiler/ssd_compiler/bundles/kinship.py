@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 
 SAMPLES = 4096
 """Most values of a tensor that are compared, spread evenly."""

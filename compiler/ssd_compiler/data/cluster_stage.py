@@ -17,7 +17,7 @@ from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import MIN_PROMPTS, CompileSettings
 from ssd_compiler.workspace import Store
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.loading.models import LoadedModel, conversation
+from ssd_runtime.loading.loaded_model import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 
 SHOWN = 60

@@ -16,7 +16,7 @@ from ssd_compiler.settings import MIN_PROMPTS, CompileSettings
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.loading.models import LoadedModel, conversation
+from ssd_runtime.loading.loaded_model import LoadedModel, conversation
 from ssd_runtime.model.family.families import max_context
 
 OUT_OF_DOMAIN_PROMPTS = 6

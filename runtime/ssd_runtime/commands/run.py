@@ -175,7 +175,7 @@ class _Answers:
         if self.recorder is None or not outcomes:
             return
         from ssd_runtime.engine.offline.runner import next_messages
-        from ssd_runtime.loading.models import conversation
+        from ssd_runtime.loading.loaded_model import conversation
 
         prompt = outcomes[0].prompt
         messages = conversation(prompt)

@@ -31,7 +31,8 @@ from ssd_runtime.engine.stream_planners import StreamPlanners
 from ssd_runtime.engine.turn import RunSettings, Turn
 from ssd_runtime.loading.checks.bitwise import require_bitwise
 from ssd_runtime.loading.checks.parity import require_faithful
-from ssd_runtime.loading.models import LoadedModel, conversation, load_model
+from ssd_runtime.loading.loaded_model import LoadedModel, conversation
+from ssd_runtime.loading.models import load_model
 from ssd_runtime.loading.source import read_source
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.kernel_choice import fitted_decoder

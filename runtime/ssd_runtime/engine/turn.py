@@ -17,7 +17,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.output.text_stream import cut_at_stop, stop_condition
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.planning.plan import Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.structure.structure import Structure

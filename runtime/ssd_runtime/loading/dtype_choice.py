@@ -16,7 +16,7 @@ from ssd_artifacts.files import cache_folder, remember
 from ssd_artifacts.fingerprint import config_sha256
 from ssd_runtime.devices.clock import STEADY, seconds
 from ssd_runtime.devices.device import device_identity
-from ssd_runtime.loading.sixteen_bits import keep_numbers
+from ssd_runtime.loading.checkpoints.sixteen_bits import keep_numbers
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.sequence.session import Session
 

@@ -11,7 +11,7 @@ from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import PlainPlanner

@@ -15,7 +15,7 @@ from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.engine.output.result import Tally, disturbance
 from ssd_runtime.engine.output.text_stream import TextStream
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.planning.settings import ClaspSettings
 from ssd_runtime.sampling.params import SamplingParams
 from tests.bundles import bundle

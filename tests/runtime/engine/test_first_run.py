@@ -16,7 +16,7 @@ from ssd_runtime.commands.run import main
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.source import ModelSource
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.auto import auto

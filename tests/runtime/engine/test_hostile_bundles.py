@@ -22,7 +22,8 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel, find_model
+from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.loading.sources import find_model
 from tests.bundles import LAYERS, WIDTH
 from tests.damage import contents, edit_manifest, edit_tensors, rewrite, swap
 from tests.hostile import NEW_TOKENS, QUESTION, STRATEGIES, TABLE, answer, drafting_bundle, tiny

@@ -16,7 +16,8 @@ from ssd_runtime.devices.memory import guard_memory
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.sublayers.attention import attend
 from ssd_runtime.planning.registry import NAMES, read_settings
 from ssd_runtime.serving.http.opening import ServiceOptions, open_service

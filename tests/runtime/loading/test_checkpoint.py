@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.checkpoint import SHARDS, SINGLE
+from ssd_runtime.loading.checkpoints.checkpoint import SHARDS, SINGLE
 from ssd_runtime.loading.models import load_model
 from tests.folders import save_tiny_model
 from tests.models import VARIANTS, tiny_model

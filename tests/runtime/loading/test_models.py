@@ -12,7 +12,8 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.models import LoadedModel, load_model
+from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.loading.models import load_model
 
 STRICT_TEMPLATE = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
 

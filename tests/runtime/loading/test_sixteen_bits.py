@@ -14,9 +14,9 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.loading.checkpoints.sixteen_bits import dtype_to_keep, keep_numbers
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.models import load_model
-from ssd_runtime.loading.sixteen_bits import dtype_to_keep, keep_numbers
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.family.families import FAMILIES, family_of
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
@@ -95,7 +95,7 @@ def test_what_would_lose_bits_is_not_kept(folder: Path, monkeypatch: pytest.Monk
     assert dtype_to_keep(read_header(folder / "model.safetensors"), config) is None, "it is fp32"
     if "gpt-oss-sliding" in VARIANTS:
         assert dtype_to_keep({"a": sixteen}, tiny_model("gpt-oss-sliding").config) is None, "gate and up take turns"
-    monkeypatch.setattr("ssd_runtime.loading.sixteen_bits.library", lambda: None)
+    monkeypatch.setattr("ssd_runtime.loading.checkpoints.sixteen_bits.library", lambda: None)
     assert dtype_to_keep({"a": sixteen}, config) is None
 
 

@@ -15,7 +15,7 @@ from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.output.text_stream import TextStream
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.turn import RunSettings, Turn, naming
-from ssd_runtime.loading.models import LoadedModel, conversation
+from ssd_runtime.loading.loaded_model import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner

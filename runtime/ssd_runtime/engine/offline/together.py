@@ -16,7 +16,7 @@ from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.turn import Turn, naming
-from ssd_runtime.loading.models import conversation
+from ssd_runtime.loading.loaded_model import conversation
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sequence.session import Session

@@ -9,10 +9,10 @@ from gguf.quants import dequantize
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_runtime.devices.memory import return_freed
+from ssd_runtime.loading.checkpoints.pretrained import unfilled_model
 from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_tensors
 from ssd_runtime.loading.gguf.rope import TENSORS
 from ssd_runtime.loading.packing import EMBEDDINGS, buffers, fill, pack, replace_embedding, share_kernel
-from ssd_runtime.loading.pretrained import unfilled_model
 from ssd_runtime.model.family.families import family_of
 from ssd_runtime.model.layer.mtp import MtpModule
 from ssd_runtime.weights.gguf.file import GgufFile

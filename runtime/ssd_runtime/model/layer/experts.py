@@ -15,8 +15,13 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.mlp import Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.exact import exact
+from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.kernels.native_mlp import NativeExperts, Routing
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
+
+PROBED = 16
+"""Rows whose routes tell the form of a router."""
 
 
 class Experts:
@@ -29,8 +34,6 @@ class Experts:
     this does too, for up to `MOST_BY_ROW` rows: what rounds a row by the number of rows runs row by row.
     """
 
-    native = None
-    """Always None: our own code has no call that computes the whole block."""
     activation_hooked = False
     """Always false, because experts with hooks are refused."""
 
@@ -65,6 +68,13 @@ class Experts:
             )
             for part in self._parts
         ]
+        self._whole = self._native_whole()
+
+    @property
+    def native(self) -> NativeExperts | None:
+        """The block with its router as one call of our own code; None if that does not serve all of it."""
+        whole = self._whole if self._shared is None and not self._norms else None
+        return whole if whole is not None and whole.routes else None
 
     def __call__(self, x: Tensor, states: Tensor) -> Tensor:
         """The block's output [n, hidden] for normed rows `x` [n, hidden], which are `states` before their norm."""
@@ -79,7 +89,11 @@ class Experts:
     def _sum(self, x: Tensor, routed: Tensor) -> Tensor:
         """The weighted sum [n, hidden] of the outputs of the experts of rows `x`, whom the router sees as `routed`."""
         few = len(x) <= MOST_BY_ROW
+        if self._whole is not None and self._whole.routes and routed is x:
+            return self._whole.of_normed(x)
         weights, chosen = self._routed(routed, few and self._apart)
+        if self._whole is not None:
+            return self._whole.of_normed(x, (weights, chosen))
         count = chosen.shape[1]
         ordered, order = chosen.flatten().sort(stable=True)
         hit, sizes = (each.tolist() for each in ordered.unique_consecutive(return_counts=True))
@@ -120,6 +134,7 @@ class Experts:
         lightened = copy(self)
         lightened._mlps = [mlp.light(bits) for mlp in self._mlps]
         lightened._shared = None if self._shared is None else self._shared.light(bits)
+        lightened._whole = lightened._native_whole()
         return lightened
 
     def refresh(self) -> bool:
@@ -133,7 +148,18 @@ class Experts:
                 part._modules.update(fresh._modules)
         for linear in self.linears():
             linear.refresh()
+        self._whole = self._native_whole()
         return True
+
+    def _native_whole(self) -> NativeExperts | None:
+        """All experts as one call of our own code, with their router if that is of a known form; None for others."""
+        served = [native for mlp in self._mlps if (native := mlp.native) is not None]
+        forms = {tuple(kernel.name for kernel in native) for native in served}
+        if len(served) < len(self._mlps) or len(forms) > 1:
+            return None
+        router: nn.Module = getattr(self._block, str(self._family.router))
+        found = None if self._norms or self._biases() else routing_of(router)
+        return NativeExperts(served) if found is None else NativeExperts(served, *found)
 
     def _found(self) -> list[Any]:
         gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
@@ -155,11 +181,29 @@ class Experts:
         return torch.cat(weights), torch.cat(chosen)
 
 
+def routing_of(router: nn.Module) -> tuple[Tensor, int, Routing] | None:
+    """A router's weight [experts, hidden], the number of experts per row, and the form in which it chooses them.
+
+    None unless it chooses and weighs those of some rows as that form does.
+    """
+    weight = getattr(router, "weight", None)
+    plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
+    if not plain or not weight.is_contiguous() or hooked(router):
+        return None
+    probe = torch.randn(PROBED, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    weights, chosen = router(probe)[-2:]
+    shares, best = (probe @ weight.T).softmax(-1).topk(chosen.shape[1])
+    forms = {Routing.SOFTMAX: shares, Routing.SHARES: shares / shares.sum(-1, keepdim=True)}
+    fits = [
+        form for form, each in forms.items() if torch.equal(best, chosen) and torch.allclose(each, weights, rtol=1e-4)
+    ]
+    return (weight.detach(), chosen.shape[1], fits[0]) if fits else None
+
+
 def _output(mlp: Mlp, x: Tensor, by_row: bool) -> Tensor:
     """An expert's output for its rows `x` [n, hidden]."""
     if (native := mlp.native) is not None:
-        whole, down = native
-        return whole.fused_mlp(down, x, None) - x
+        return native(x, None) - x
     if not by_row or len(x) == 1:
         return mlp.down(mlp.inner(x))
     return torch.cat([mlp.down(mlp.inner(row)) for row in x.split(1)])

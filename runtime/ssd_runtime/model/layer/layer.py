@@ -19,7 +19,7 @@ from ssd_runtime.model.layer.layer_inputs import Injection, input_width
 from ssd_runtime.model.layer.mlp import Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import Mixer
-from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, written
 
@@ -176,18 +176,14 @@ class Layer:
     def _with_mlp(self, x: Tensor) -> Tensor:
         native = self.native_mlp
         if native is not None:
-            whole, down = native
-            return whole.fused_mlp(down, x, None if self.mlp_norm is None else self.mlp_norm.rms)
+            return native(x, None if self.mlp_norm is None else self.mlp_norm.rms)
         if isinstance(self.mlp, Experts):
             return self._add(x, self.mlp(x if self.mlp_norm is None else self.mlp_norm(x), x), self.mlp_after)
         return self._join(x, self.mlp.down, self.mlp.inner(x, self.mlp_norm), self.mlp_after)
 
     @property
-    def native_mlp(self) -> tuple[Native, Native] | None:
-        """The kernels of the MLP block, of gate and up and of down, if it is one call of our own code.
-
-        It is x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)), with an RMS norm or none.
-        """
+    def native_mlp(self) -> NativeMlp | NativeExperts | None:
+        """The MLP block, with an RMS norm or none and the residual, as one call of our own code; None if it is none."""
         plain = self.residual == 1.0 and self.mlp_after is None and self.injection is None and self.scalar is None
         return self.mlp.native if plain and (self.mlp_norm is None or self.mlp_norm.rms is not None) else None
 

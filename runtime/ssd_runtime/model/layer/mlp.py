@@ -14,7 +14,7 @@ from ssd_runtime.model.family.factors import Factors
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RowNorm
-from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.kernels.native_mlp import NativeMlp
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory
 
@@ -52,12 +52,12 @@ class Mlp:
         return self.activation(gate) * up
 
     @property
-    def native(self) -> tuple[Native, Native] | None:
-        """The kernels of gate and up and of down, if one call of our own code computes the MLP."""
+    def native(self) -> NativeMlp | None:
+        """The MLP as one call of our own code; None if that does not serve it."""
         whole, down = self.gate_up.fused, self.down.fused
         is_silu = self.activation is silu or isinstance(self.activation, SILU)
         served = whole is not None and down is not None and is_silu
-        return (whole, down) if served and not self.activation_hooked and whole and down else None
+        return NativeMlp(whole, down) if served and not self.activation_hooked and whole and down else None
 
     @property
     def activation_hooked(self) -> bool:

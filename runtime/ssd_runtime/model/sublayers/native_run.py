@@ -21,7 +21,7 @@ from ssd_runtime.model.sublayers.native_attention import (
     longest_of,
 )
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native import Native, mlp_floats
+from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.native.library import floats, library
 
 
@@ -38,11 +38,12 @@ class _SubLayer(ctypes.Structure):
         ("gate_up", ctypes.c_void_p),
         ("down", ctypes.c_void_p),
         ("norm", ctypes.c_void_p),
+        ("experts", ctypes.c_void_p),
     )
 
 
 class NativeSubLayer:
-    """A sub-layer that our own code serves as a whole: an attention block, or an MLP."""
+    """A sub-layer that our own code serves as a whole: an attention block, an MLP or experts."""
 
     __slots__ = ("about", "attention", "kind", "layer", "mlp", "norm")
 
@@ -51,19 +52,21 @@ class NativeSubLayer:
         layer: int,
         kind: int,
         attention: NativeAttention | None = None,
-        mlp: tuple[Native, Native] | None = None,
+        mlp: NativeMlp | NativeExperts | None = None,
         norm: RmsNorm | None = None,
     ) -> None:
-        """`mlp` has the kernels of gate and up, and of down, and `norm` is that of its input."""
+        """`norm` is that of the input of `mlp`."""
         self.layer, self.kind, self.attention, self.mlp = layer, kind, attention, mlp
         self.norm = norm
         self.about = _SubLayer()
         """The sub-layer as `run` in `sublayers.c` takes it, but for its keys and values, which each call adds."""
         if attention is not None:
             self.about.block = attention.address
-        if mlp is not None:
+        if isinstance(mlp, NativeMlp):
             self.about.gate_up, self.about.down = (kernel.address for kernel in mlp)
-            self.about.norm = None if norm is None else norm.address
+        elif mlp is not None:
+            self.about.experts = mlp.address
+        self.about.norm = None if norm is None else norm.address
 
 
 class NativeRun:
@@ -87,7 +90,7 @@ class NativeRun:
             if part.attention is not None
         }
         self._blocks = tuple(blocks.values())
-        mlps = {tuple(each.row_floats for each in part.mlp): part.mlp for part in parts if part.mlp is not None}
+        mlps = {(type(part.mlp), part.mlp.sizes): part.mlp for part in parts if part.mlp is not None}
         self._mlps = tuple(mlps.values())
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
@@ -112,7 +115,7 @@ class NativeRun:
                 locate(places[at], segment, kind, layer)
                 at += 1
         size = max((block.floats(n, seen[kind][0], threads) for kind, block in self._blocks), default=0)
-        size = x.numel() + max(size, *(mlp_floats(n, *mlp) for mlp in self._mlps), 0)
+        size = x.numel() + max(size, *(mlp.floats(n) for mlp in self._mlps), 0)
         y, memory = torch.empty_like(x), floats(size)
         code = found.run(
             ctypes.addressof(self._steps),

@@ -29,8 +29,8 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.scheduler import Scheduler
-from ssd_runtime.loading.models import LoadedModel
-from ssd_runtime.loading.pretrained import read_tokenizer
+from ssd_runtime.loading.checkpoints.pretrained import read_tokenizer
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.sources import source_of
 from ssd_runtime.planning.registry import check_strategy
 from ssd_runtime.planning.strategy import MakePlanner

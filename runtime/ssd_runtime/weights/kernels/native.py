@@ -56,11 +56,11 @@ class Native:
         "_chosen",
         "_draft",
         "_kept",
-        "_library",
         "_nested",
         "address",
         "bias",
         "in_features",
+        "library",
         "moved",
         "name",
         "out_features",
@@ -75,7 +75,7 @@ class Native:
         found = library()
         if found is None:
             raise RuntimeError("no compiled code for this processor")
-        self._library = found
+        self.library = found
         self._kept = kept
         self.rounding = torch.int8 if kept.has_levels else torch.float32
         self._draft: Native | None = None
@@ -213,7 +213,7 @@ class Native:
         memory = floats(size)
         if residual is not None:
             residual = residual.contiguous()
-        code = self._library.linear(
+        code = self.library.linear(
             self.address,
             None if norm is None else norm.address,
             x.data_ptr(),
@@ -227,39 +227,8 @@ class Native:
             torch.get_num_threads(),
         )
         if code:
-            raise self._library.refusal(code)
+            raise self.library.refusal(code)
         return y
-
-    def fused_mlp(self, down: Native, x: Tensor, norm: RmsNorm | None) -> Tensor:
-        """x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)) of fp32 rows `x` [n, in]; this weight is gate, then up.
-
-        Raises RuntimeError if sizes do not agree.
-        """
-        x = x.contiguous()
-        n = x.shape[0]
-        y = floats(n, down.out_features)
-        size = mlp_floats(n, self, down)
-        memory = floats(size)
-        code = self._library.mlp(
-            self.address,
-            down.address,
-            None if norm is None else norm.address,
-            x.data_ptr(),
-            x.nbytes,
-            n,
-            y.data_ptr(),
-            memory.data_ptr(),
-            size,
-            torch.get_num_threads(),
-        )
-        if code:
-            raise self._library.refusal(code)
-        return y
-
-
-def mlp_floats(n: int, gate_up: Native, down: Native) -> int:
-    """The numbers of memory that an MLP of these weights takes for `n` rows."""
-    return n * (down.in_features + gate_up.row_floats + down.row_floats)
 
 
 def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@
  */
 #pragma once
 #include "attention.h"
+#include "experts.h"
 
 #define LARGEST (INT64_C(1) << 28) /* Most rows, columns, outputs or slots, so that no product overflows. */
 
@@ -11,9 +12,9 @@
 #define RULES(RULE)                                                                                        \
     RULE(POINTERS, "weights, rows, results and memory are given")                                          \
     RULE(FORMAT, "a weight is stored in a known format")                                                   \
-    RULE(WEIGHT, "a weight has whole tiles of 16 outputs and whole groups of 32 columns, and not too many") \
+    RULE(WEIGHT, "a weight has whole tiles of 16 outputs and whole groups of 32 columns, and not too many")\
     RULE(BLOCKS, "a weight's blocks are as large as its bits, outputs and columns say")                    \
-    RULE(CHOSEN, "chosen tiles are the weight's, and only of a weight that is multiplied by itself")         \
+    RULE(CHOSEN, "chosen tiles are the weight's, and only of a weight that is multiplied by itself")       \
     RULE(BIAS, "a bias has a number for each output")                                                      \
     RULE(ROWS, "the number of rows is from 0 to 2^28")                                                     \
     RULE(INPUT, "x is n rows of the weight's columns in fp32")                                             \
@@ -27,7 +28,7 @@
     RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
     RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head")                         \
-    RULE(PROJECTIONS, "one to three weights of the same columns, on the same rows, make queries, keys and values") \
+    RULE(PROJECTIONS, "one to three weights of the same columns, on the same rows, make queries, keys and values")\
     RULE(OUTPUTS, "the outputs of these weights are the queries, keys and values of all heads")            \
     RULE(MIXED, "the last weight has a column for each value of all heads")                                \
     RULE(ROTATION, "a rotation has n rows in fp32, of cos and of sin")                                     \
@@ -38,6 +39,9 @@
     RULE(STRIDE, "the pool holds the slots of all key-value heads one after the other")                    \
     RULE(VISIBLE, "a bias has a row for each row, of as many numbers as it sees slots")                    \
     RULE(LONGEST, "scores have room for the largest number of slots, and for 16 more")                     \
+    RULE(EXPERTS, "experts have the same sizes and formats, and a row goes to one or more of them, at most all")\
+    RULE(ROUTER, "a router has a row in fp32 for each expert, and none is given beside it or in its place")\
+    RULE(CHOICE, "n rows come with the experts and the weights of each, unless the router chooses them")   \
     RULE(RUN, "there is a sub-layer or more, all of x's width")
 
 #define CODE(name, text) REFUSED_##name,
@@ -117,11 +121,6 @@ static int check_linear(const Weight *weight, const Norm *norm, const float *x, 
     return AGREED;
 }
 
-/* The floats of memory that an MLP takes for n rows. */
-static int64_t mlp_floats(const Weight *gate_up, const Weight *down, int64_t n) {
-    return n * down->in + floats_of(gate_up, n) + floats_of(down, n);
-}
-
 static int check_mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes,
                      int64_t n, const float *y, const float *memory, int64_t floats, int threads)
 {
@@ -195,5 +194,40 @@ static int check_rotation(Rotation rotation, const Block *block, int64_t n) {
     REQUIRE(ANGLES, rotation.width >= 2 && rotation.width <= block->head_dim && rotation.width % 2 == 0);
     REQUIRE(ANGLES, rotation.stride == (block->heads + 2 * block->kv_heads) * rotation.width);
     REQUIRE(ROTATION, rotation.bytes == 4 * n * rotation.stride);
+    return AGREED;
+}
+
+/* The experts of a mixture, whose router may be the caller. */
+static int check_mixture(const Experts *of) {
+    REQUIRE(POINTERS, of && of->gate_up && of->down);
+    REQUIRE(EXPERTS, within(of->number, 1) && of->each >= 1 && of->each <= of->number);
+    REQUIRE(EXPERTS, of->bytes == of->number * (int64_t)sizeof(Weight *));
+    for (int64_t i = 0; i < of->number; i++) {
+        const Weight *gate_up = of->gate_up[i], *down = of->down[i];
+        AGREE(check_weight(gate_up));
+        AGREE(check_weight(down));
+        REQUIRE(EXPERTS, gate_up->in == of->gate_up[0]->in && gate_up->out == of->gate_up[0]->out);
+        REQUIRE(EXPERTS, down->in == of->down[0]->in && down->out == of->down[0]->out);
+        REQUIRE(EXPERTS, gate_up->format == of->gate_up[0]->format && down->format == of->down[0]->format);
+    }
+    REQUIRE(INNER, of->gate_up[0]->out == 2 * of->down[0]->in);
+    REQUIRE(STREAM, of->down[0]->out == of->gate_up[0]->in);
+    REQUIRE(ROUTER, of->routing >= GIVEN && of->routing <= SHARES && !of->router == (of->routing == GIVEN));
+    REQUIRE(ROUTER, !of->router || of->router_bytes == 4 * of->number * of->gate_up[0]->in);
+    return AGREED;
+}
+
+static int check_experts(const Experts *of, const Norm *norm, const float *x, int64_t bytes, int64_t n, const int32_t *chosen,
+                         const float *weights, int64_t choice_bytes, const float *y, const float *memory, int64_t floats,
+                         int threads)
+{
+    AGREE(check_mixture(of));
+    AGREE(check_rows(x, bytes, n, of->gate_up[0]->in, norm, y, memory, threads));
+    REQUIRE(ROWS, within(n * of->each, 0));
+    REQUIRE(CHOICE, !chosen == (of->routing != GIVEN) && !weights == !chosen);
+    REQUIRE(CHOICE, !chosen || choice_bytes == 4 * n * of->each);
+    for (int64_t i = 0; chosen && i < n * of->each; i++)
+        REQUIRE(CHOICE, chosen[i] >= 0 && chosen[i] < of->number);
+    REQUIRE(MEMORY, floats == experts_floats(of, n));
     return AGREED;
 }

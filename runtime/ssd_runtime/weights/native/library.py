@@ -48,6 +48,8 @@ class Library:
         self.linear.argtypes = (POINTER, POINTER, *rows, *sized, POINTER, *memory)
         self.mlp = functions.mlp
         self.mlp.argtypes = (POINTER, POINTER, POINTER, *rows, POINTER, *memory)
+        self.experts = functions.experts
+        self.experts.argtypes = (POINTER, POINTER, *rows, POINTER, *sized, ctypes.c_int, POINTER, *memory)
         self.attention = functions.attention
         rotation = (POINTER, POINTER, COUNT, COUNT, COUNT)
         self.attention.argtypes = (POINTER, *sized, *rotation, *rows, COUNT, POINTER, *memory)

@@ -108,10 +108,8 @@ static void project_span(const Projecting *of, int64_t from, int64_t to, int64_t
     }
 }
 
-static void project_item(const void *about, int64_t item, int worker) {
-    const Projecting *of = about;
-    const int64_t begin = first_tile(&of->items, item), end = begin + tiles_from(&of->items, begin);
-    (void)worker;
+/* The products with the tiles from place `begin` to `end`. */
+static void project_tiles(const Projecting *of, int64_t begin, int64_t end) {
     for (int64_t from = begin; from < end; from += of->items.near) {
         const int64_t to = from + of->items.near < end ? from + of->items.near : end;
         const int64_t groups = of->weight->in / GROUP, at_once = groups_at_once(of->weight, of->n);
@@ -121,6 +119,13 @@ static void project_item(const void *about, int64_t item, int worker) {
                 project_span(of, from, to, first, span);
         }
     }
+}
+
+static void project_item(const void *about, int64_t item, int worker) {
+    const Projecting *of = about;
+    const int64_t begin = first_tile(&of->items, item);
+    (void)worker;
+    project_tiles(of, begin, begin + tiles_from(&of->items, begin));
 }
 
 /* y = products of the rows, plus the residual unless it is NULL. Rows of both are `width` floats apart. Outputs of tiles

@@ -107,6 +107,21 @@ static int64_t floats_of(const Weight *weight, int64_t n) {
     return n * (has_levels(formats[weight->format]) ? in / 4 + 5 * (in / GROUP) : in);
 }
 
+/* Where n rows for a weight lie in `memory`. */
+static Rows rows_in(float *memory, const Weight *weight, int64_t n) {
+    const int64_t in = weight->in, groups = n * (in / GROUP);
+    int32_t *offsets = (int32_t *)(memory + 4 * groups);
+    if (!has_levels(formats[weight->format]))
+        return (Rows){.numbers = memory, .in = in};
+    return (Rows){.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups, .offsets = offsets,
+                  .in = in};
+}
+
+/* Bring row `row` of n, normed unless `norm` is NULL, into the order of `rows`. */
+static void prepare(const float *x, const Norm *norm, Rows rows, int64_t row, int64_t n) {
+    (rows.numbers ? order : quantise)(x, norm, rows, row, n);
+}
+
 typedef struct {
     const float *x;
     const Norm *norm;
@@ -117,17 +132,12 @@ typedef struct {
 static void prepare_item(const void *about, int64_t row, int worker) {
     const Preparing *of = about;
     (void)worker;
-    (of->rows.numbers ? order : quantise)(of->x + row * of->rows.in, of->norm, of->rows, row, of->n);
+    prepare(of->x + row * of->rows.in, of->norm, of->rows, row, of->n);
 }
 
 /* The rows of x as a weight takes them, in `memory`. */
 static Rows prepared(Threads threads, const float *x, const Norm *norm, int64_t n, const Weight *weight, float *memory) {
-    const int64_t in = weight->in, groups = n * (in / GROUP);
-    int32_t *offsets = (int32_t *)(memory + 4 * groups);
-    const Rows levels = {.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups,
-                         .offsets = offsets, .in = in};
-    const Rows numbers = {.numbers = memory, .in = in};
-    const Preparing about = {x, norm, has_levels(formats[weight->format]) ? levels : numbers, n};
+    const Preparing about = {x, norm, rows_in(memory, weight, n), n};
     each(threads, prepare_item, &about, n, FEW);
     return about.rows;
 }

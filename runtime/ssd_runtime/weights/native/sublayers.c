@@ -9,40 +9,6 @@ void set_torch_threads(int threads) {
     omp_set_num_threads(threads);
 }
 
-INLINE Floats silu(Floats x) {
-    const Floats bounded = larger(smaller(x, all(87.0f)), all(-87.0f));
-    return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
-}
-
-/* The products of gate and up, whose tiles lie half the weight apart; y is hidden. */
-static void gated_item(const void *about, int64_t item, int worker) {
-    const Projecting *of = about;
-    const int64_t begin = first_tile(&of->items, item), end = begin + tiles_from(&of->items, begin);
-    const Span every = {0, of->weight->in / GROUP};
-    (void)worker;
-    for (int64_t from = begin; from < end; from += of->items.near)
-        for (int64_t first = 0; first < of->n; first += CHUNK)
-            for (int64_t tile = from; tile < end && tile < from + of->items.near; tile++) {
-                const int count = chunk(of->n, first);
-                Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
-                begin_sums(of->weight, tile, count, gate);
-                begin_sums(of->weight, of->items.tiles + tile, count, up);
-                products(of->weight, tile, of->rows, first, count, every, gate);
-                products(of->weight, of->items.tiles + tile, of->rows, first, count, every, up);
-                for (int r = 0; r < count * PARTS; r++)
-                    store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
-                          multiply(silu(gate[r]), up[r]));
-            }
-}
-
-/* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
-static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
-    const int64_t bytes = 2 * tile_bytes(formats[weight->format], weight->in / GROUP);
-    const Items items = items_of_tiles(weight, weight->out / 2 / TILE, bytes, n, threads);
-    const Projecting about = {weight, rows, n, items, 0, hidden, weight->out / 2};
-    each(threads, gated_item, &about, number_of(&items), 1);
-}
-
 /* y [n, out] = W norm(x) + residual. `memory` [floats] holds the rows as the weight takes them (`rows.h`). This and all of the following return the
  * code of the rule that a call breaks (`checks.h`), and then have touched nothing. */
 int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes, int64_t n, const float *residual,
@@ -55,14 +21,6 @@ int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes
     return AGREED;
 }
 
-static void mlp_on(Threads threads, const Weight *gate_up, const Weight *down, const Norm *norm, const float *x,
-                  int64_t n, float *y, float *memory)
-{
-    float *outer = memory + n * down->in, *inner = outer + floats_of(gate_up, n);
-    gated(threads, gate_up, prepared(threads, x, norm, n, gate_up, outer), n, memory);
-    project(threads, down, prepared(threads, memory, 0, n, down, inner), n, x, y, down->out);
-}
-
 /* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
  * rows of x and those of the inner rows. */
 int mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes, int64_t n, float *y,
@@ -71,6 +29,20 @@ int mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float
     AGREE(check_mlp(gate_up, down, norm, x, bytes, n, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)gate_up->own_threads);
     ON(threads, mlp_on(threads, gate_up, down, norm, x, n, y, memory));
+    leave(threads);
+    return AGREED;
+}
+
+/* y [n, hidden] = the weighted sum of the outputs of the experts of norm(x)'s rows, plus x if that is `added`. `chosen` and
+ * `weights` [n][each] are the caller's choice; NULL where the router chooses. */
+int experts(const Experts *of, const Norm *norm, const float *x, int64_t bytes, int64_t n, const int32_t *chosen,
+            const float *weights, int64_t choice_bytes, int added, float *y, float *memory, int64_t floats, int wanted)
+{
+    AGREE(check_experts(of, norm, x, bytes, n, chosen, weights, choice_bytes, y, memory, floats, wanted));
+    const Threads threads = join(wanted, (int)of->gate_up[0]->own_threads);
+    const Mixture about = {.experts = of, .norm = norm, .x = x, .n = n, .chosen = (int32_t *)chosen,
+                           .weights = (float *)weights, .added = added, .y = y};
+    ON(threads, experts_on(threads, about, memory));
     leave(threads);
     return AGREED;
 }
@@ -218,24 +190,31 @@ int attention(const Block *block, const Segment *segments, int64_t count, const 
     return AGREED;
 }
 
-/* A sub-layer of a run: an attention block, or an MLP where `block` is NULL. */
+/* A sub-layer of a run: an attention block, experts, or an MLP where both are NULL. */
 typedef struct {
     const Block *block;
     const Segment *segments; /* The keys and values of its layer, of all sequences. */
     Rotation rotation;
     int64_t longest;
     const Weight *gate_up, *down;
-    const Norm *norm; /* Of the MLP. */
+    const Norm *norm; /* Of the MLP or of the experts. */
+    const Experts *experts;
 } SubLayer;
+
+/* The weight that a sub-layer's rows meet first; NULL where it has none. */
+static const Weight *first_of(const SubLayer *of) {
+    const Weight *const *first = of->block ? of->block->qkv : of->experts ? of->experts->gate_up : &of->gate_up;
+    return first ? first[0] : 0;
+}
 
 static int check_run(const SubLayer *sublayers, int64_t number, int64_t bytes, int64_t n, int64_t floats) {
     REQUIRE(POINTERS, sublayers);
     REQUIRE(RUN, number >= 1);
     REQUIRE(ROWS, within(n, 0));
     for (int64_t i = 0; i < number; i++) {
-        const SubLayer *each = &sublayers[i];
-        REQUIRE(POINTERS, each->block ? each->block->qkv && each->block->qkv[0] : each->gate_up && each->down);
-        REQUIRE(RUN, 4 * n * (each->block ? each->block->qkv[0] : each->gate_up)->in == bytes);
+        const Weight *first = first_of(&sublayers[i]);
+        REQUIRE(POINTERS, first && (sublayers[i].block || sublayers[i].experts || sublayers[i].down));
+        REQUIRE(RUN, 4 * n * first->in == bytes);
     }
     REQUIRE(MEMORY, floats >= bytes / 4);
     return AGREED;
@@ -256,6 +235,11 @@ int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x
         if (each->block) {
             AGREE(attention(each->block, each->segments, count, by.cos, by.sin, by.bytes, by.width, by.stride, x, bytes, n,
                             each->longest, to, rest, left, wanted));
+        } else if (each->experts) {
+            REQUIRE(POINTERS, each->experts->down && each->experts->down[0]);
+            const int64_t needed = experts_floats(each->experts, n);
+            REQUIRE(MEMORY, left >= needed);
+            AGREE(experts(each->experts, each->norm, x, bytes, n, 0, 0, 0, 1, to, rest, needed, wanted));
         } else {
             const int64_t needed = mlp_floats(each->gate_up, each->down, n);
             REQUIRE(MEMORY, left >= needed);

@@ -10,7 +10,7 @@ from ssd_runtime.engine.output.text_stream import TextStream
 
 if TYPE_CHECKING:
     # A router reads resumptions without a model.
-    from ssd_runtime.loading.models import LoadedModel
+    from ssd_runtime.loading.loaded_model import LoadedModel
     from ssd_runtime.serving.http.pending import GenerationRequest
 
 RESUMPTION = "ssd.resumption"

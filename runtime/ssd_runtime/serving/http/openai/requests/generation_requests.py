@@ -13,7 +13,7 @@ from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.turn import RunSettings
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.planning.registry import STRATEGIES, check_strategy, find_strategy, read_settings
 from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.params import SamplingParams

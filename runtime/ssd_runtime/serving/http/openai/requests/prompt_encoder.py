@@ -11,7 +11,7 @@ from typing import Any
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
-from ssd_runtime.loading.models import LoadedModel
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.prompt_tokens import TooLongError
 from ssd_runtime.serving.http.engine_thread import Closing
 from ssd_runtime.serving.http.openai.calls import probe

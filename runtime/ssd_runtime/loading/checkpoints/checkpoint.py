@@ -14,9 +14,9 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from ssd_artifacts.safetensors_header import StoredTensor, read_header
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.config import read_config
-from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings, require_plain_files
-from ssd_runtime.loading.pretrained import TEXT_NAMES, empty_model, read_model
+from ssd_runtime.loading.checkpoints.config import read_config
+from ssd_runtime.loading.checkpoints.folder import ADVICE, CONFIG, guarded_loading, read_settings, require_plain_files
+from ssd_runtime.loading.checkpoints.pretrained import TEXT_NAMES, empty_model, read_model
 from ssd_runtime.model.family.families import family_of
 
 SINGLE = "model.safetensors"

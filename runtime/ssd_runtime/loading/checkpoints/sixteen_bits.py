@@ -15,8 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ssd_artifacts.safetensors_header import StoredTensor
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import return_freed
+from ssd_runtime.loading.checkpoints.pretrained import unfilled_model
 from ssd_runtime.loading.packing import EMBEDDINGS, fill, pack, replace_embedding, share_kernel
-from ssd_runtime.loading.pretrained import unfilled_model
 from ssd_runtime.model.family.families import family_of
 from ssd_runtime.weights.kernels.kernel import computes
 from ssd_runtime.weights.kernels.native import Native

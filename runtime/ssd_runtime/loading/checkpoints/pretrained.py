@@ -20,7 +20,13 @@ from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from ssd_artifacts.fingerprint import PROBE
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.folder import ADVICE, GENERATION_CONFIG, TOKENIZER_CONFIG, guarded_loading, read_settings
+from ssd_runtime.loading.checkpoints.folder import (
+    ADVICE,
+    GENERATION_CONFIG,
+    TOKENIZER_CONFIG,
+    guarded_loading,
+    read_settings,
+)
 
 MOST_GROWTH = 64
 """Most factor by which a tokenizer may lengthen a text."""

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ssd_runtime.loading.checkpoint import read_files, read_tensors
+from ssd_runtime.loading.checkpoints.checkpoint import read_files, read_tensors
 from ssd_runtime.model.layer.mtp import MtpModule
 
 PREFIX = "mtp."

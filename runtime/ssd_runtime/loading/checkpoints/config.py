@@ -12,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from ssd_artifacts.fingerprint import COMPUTATION
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.folder import ADVICE, CONFIG, guarded_loading, read_settings
+from ssd_runtime.loading.checkpoints.folder import ADVICE, CONFIG, guarded_loading, read_settings
 from ssd_runtime.model.family.families import FAMILIES, family_of
 from ssd_runtime.model.family.layer_kinds import key_heads
 

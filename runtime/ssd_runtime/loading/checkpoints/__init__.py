@@ -1,0 +1,1 @@
+"""A checkpoint in a folder as a model: its settings, its tensors, and its weights, wide or as they are stored."""

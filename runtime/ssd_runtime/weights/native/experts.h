@@ -1,0 +1,265 @@
+/* The MLP of a mixture: a router sends each row to `each` of `number` experts, of which every one is a gated MLP.
+ *
+ * A row with one of its experts is a pair. Pairs lie in the order of their experts, so that the rows of an expert meet its
+ * tiles together. The sum over a row's experts runs in the order in which the router has named them, so that a row's result
+ * is the same to the bit whatever rows stand beside it.
+ */
+#pragma once
+#include "mlp.h"
+#include <string.h>
+
+/* Who routes: the caller, or this code by the softmax of the router's scores. With SHARES, the weights of a row's experts
+ * are divided by their sum. */
+typedef enum { GIVEN, SOFTMAX, SHARES } Routing;
+
+typedef struct {
+    const Weight *const *gate_up, *const *down; /* [number], all of the same sizes and format. */
+    const float *router;                        /* [number][in]; NULL where the caller routes. */
+    int64_t router_bytes, bytes; /* The bytes of either list of weights. */
+    int64_t number, each, routing;
+} Experts;
+
+/* What the items of a mixture read and write, which all but `x` and `y` lies in the memory of the call. */
+typedef struct {
+    const Experts *experts;
+    const Norm *norm;
+    const float *x, *rows; /* [n][in]; `rows` are normed. */
+    int64_t n;
+    float *normed, *scores; /* [n][in], [n][number] */
+    int32_t *chosen;        /* [n][each] */
+    float *weights;         /* [n][each] */
+    int32_t *place, *row;   /* [n * each]: where a row's pair lies, and the row of the pair that lies there. */
+    int32_t *first;         /* [number + 1]: the first pair of every expert. */
+    int32_t *next;          /* [number] */
+    int32_t *hit;           /* [number + 1]: experts that have pairs; the last is their number. */
+    float *outer, *hidden, *inner, *out; /* Rows for gate and up, [pairs][inner], rows for down, [pairs][hidden]. */
+    int added;              /* Whether x is added to the result. */
+    float *y;
+    Threads threads;
+} Mixture;
+
+/* The floats of memory that n rows take. */
+static int64_t experts_floats(const Experts *of, int64_t n) {
+    const Weight *gate_up = of->gate_up[0], *down = of->down[0];
+    const int64_t pairs = n * of->each;
+    return n * (gate_up->in + of->number) + 4 * pairs + 3 * of->number + 2
+           + floats_of(gate_up, pairs) + floats_of(down, pairs) + pairs * (down->in + down->out);
+}
+
+static void norm_item(const void *about, int64_t row, int worker) {
+    const Mixture *of = about;
+    const int64_t in = of->experts->gate_up[0]->in;
+    const float *x = of->x + row * in;
+    const float factor = norm_factor(x, in, of->norm->epsilon);
+    (void)worker;
+    for (int64_t i = 0; i < in; i += LANES)
+        store(of->normed + row * in + i, multiply(multiply(load(x + i), all(factor)), load(of->norm->weight + i)));
+}
+
+/* The router's scores of one expert for all rows. */
+static void score_item(const void *about, int64_t expert, int worker) {
+    const Mixture *of = about;
+    const int64_t in = of->experts->gate_up[0]->in;
+    const float *weight = of->experts->router + expert * in;
+    (void)worker;
+    for (int64_t r = 0; r < of->n; r++) {
+        const float *x = of->rows + r * in;
+        Floats sums[GROUP / LANES];
+        for (int p = 0; p < GROUP / LANES; p++)
+            sums[p] = zeros();
+        for (int64_t i = 0; i < in; i += GROUP)
+#pragma GCC unroll 4
+            for (int p = 0; p < GROUP / LANES; p++)
+                sums[p] = multiply_add(load(weight + i + p * LANES), load(x + i + p * LANES), sums[p]);
+        for (int p = 1; p < GROUP / LANES; p++)
+            sums[0] = add(sums[0], sums[p]);
+        of->scores[r * of->experts->number + expert] = sum_of(sums[0]);
+    }
+}
+
+static int among(const int32_t *chosen, int64_t count, int64_t expert) {
+    for (int64_t i = 0; i < count; i++)
+        if (chosen[i] == expert)
+            return 1;
+    return 0;
+}
+
+/* Choose a row's experts by their scores, the first of equals, and their weights. */
+static void route_item(const void *about, int64_t row, int worker) {
+    const Mixture *of = about;
+    const int64_t number = of->experts->number, count = of->experts->each;
+    const float *scores = of->scores + row * number;
+    int32_t *chosen = of->chosen + row * count;
+    float *weights = of->weights + row * count, sum = 0.0f;
+    (void)worker;
+    for (int64_t j = 0; j < count; j++) {
+        int64_t best = -1;
+        for (int64_t i = 0; i < number; i++)
+            if ((best < 0 || scores[i] > scores[best]) && !among(chosen, j, i))
+                best = i;
+        chosen[j] = (int32_t)best;
+        weights[j] = expf(scores[best] - scores[chosen[0]]);
+    }
+    if (of->experts->routing == SHARES)
+        for (int64_t j = 0; j < count; j++)
+            sum += weights[j];
+    else
+        for (int64_t i = 0; i < number; i++)
+            sum += expf(scores[i] - scores[chosen[0]]);
+    for (int64_t j = 0; j < count; j++)
+        weights[j] /= sum;
+}
+
+/* Find the place of every pair, in the order of experts and then of rows. It is one item. */
+static void arrange_item(const void *about, int64_t item, int worker) {
+    const Mixture *of = about;
+    const int64_t number = of->experts->number, pairs = of->n * of->experts->each;
+    (void)item, (void)worker;
+    memset(of->first, 0, sizeof(int32_t) * (size_t)(number + 1));
+    for (int64_t pair = 0; pair < pairs; pair++)
+        of->first[of->chosen[pair] + 1]++;
+    int32_t hits = 0;
+    for (int64_t i = 0; i < number; i++) {
+        if (of->first[i + 1])
+            of->hit[hits++] = (int32_t)i;
+        of->first[i + 1] += of->first[i];
+        of->next[i] = of->first[i];
+    }
+    of->hit[number] = hits;
+    for (int64_t pair = 0; pair < pairs; pair++) {
+        of->place[pair] = of->next[of->chosen[pair]]++;
+        of->row[of->place[pair]] = (int32_t)(pair / of->experts->each);
+    }
+}
+
+/* The pairs of an expert. */
+typedef struct {
+    int64_t expert, first, count;
+} Hit;
+
+static Hit hit_of(const Mixture *of, int64_t expert) {
+    return (Hit){expert, of->first[expert], of->first[expert + 1] - of->first[expert]};
+}
+
+/* The rows of an expert's pairs for its weight, in the memory of all pairs. */
+static Rows rows_of(const Weight *weight, float *memory, Hit hit) {
+    return rows_in(memory + floats_of(weight, hit.first), weight, hit.count);
+}
+
+static void outer_item(const void *about, int64_t row, int worker) {
+    const Mixture *of = about;
+    const Weight *weight = of->experts->gate_up[0];
+    (void)worker;
+    for (int64_t pair = row * of->experts->each; pair < (row + 1) * of->experts->each; pair++) {
+        const Hit hit = hit_of(of, of->chosen[pair]);
+        prepare(of->rows + row * weight->in, 0, rows_of(weight, of->outer, hit), of->place[pair] - hit.first, hit.count);
+    }
+}
+
+static void inner_item(const void *about, int64_t row, int worker) {
+    const Mixture *of = about;
+    const Weight *weight = of->experts->down[0];
+    (void)worker;
+    for (int64_t pair = row * of->experts->each; pair < (row + 1) * of->experts->each; pair++) {
+        const Hit hit = hit_of(of, of->chosen[pair]);
+        prepare(of->hidden + of->place[pair] * weight->in, 0, rows_of(weight, of->inner, hit), of->place[pair] - hit.first,
+                hit.count);
+    }
+}
+
+/* The tiles of gate, or of down, of all experts that are hit, one expert after the other. */
+typedef struct {
+    const Mixture *mixture;
+    int64_t tiles; /* Of an expert. */
+    Items items;
+} Tiles;
+
+/* The work of a function on the tiles of an item, expert by expert. */
+INLINE void each_expert(const Tiles *of, int64_t item, const int down) {
+    const Mixture *mixture = of->mixture;
+    const Experts *experts = mixture->experts;
+    int64_t begin = first_tile(&of->items, item);
+    const int64_t end = begin + tiles_from(&of->items, begin);
+    while (begin < end) {
+        const int64_t before = begin / of->tiles * of->tiles, stop = before + of->tiles < end ? before + of->tiles : end;
+        const Hit hit = hit_of(mixture, mixture->hit[begin / of->tiles]);
+        const Weight *weight = (down ? experts->down : experts->gate_up)[hit.expert];
+        const Rows rows = rows_of(weight, down ? mixture->inner : mixture->outer, hit);
+        const int64_t width = down ? weight->out : weight->out / 2;
+        float *y = (down ? mixture->out : mixture->hidden) + hit.first * width;
+        if (down) {
+            const int64_t bytes = tile_bytes(formats[weight->format], weight->in / GROUP);
+            const Items own = items_of_tiles(weight, of->tiles, bytes, hit.count, mixture->threads);
+            project_tiles(&(Projecting){weight, rows, hit.count, own, 0, y, width}, begin - before, stop - before);
+        } else {
+            const Items own = items_of_gated(weight, of->tiles, hit.count, mixture->threads);
+            gated_tiles(&(Projecting){weight, rows, hit.count, own, 0, y, width}, begin - before, stop - before);
+        }
+        begin = stop;
+    }
+}
+
+static void gate_up_item(const void *about, int64_t item, int worker) {
+    (void)worker;
+    each_expert(about, item, 0);
+}
+
+static void down_item(const void *about, int64_t item, int worker) {
+    (void)worker;
+    each_expert(about, item, 1);
+}
+
+static void combine_item(const void *about, int64_t row, int worker) {
+    const Mixture *of = about;
+    const int64_t out = of->experts->down[0]->out, count = of->experts->each;
+    const int32_t *places = of->place + row * count;
+    const float *weights = of->weights + row * count;
+    (void)worker;
+    for (int64_t i = 0; i < out; i += LANES) {
+        Floats sum = multiply(all(weights[0]), load(of->out + places[0] * out + i));
+        for (int64_t j = 1; j < count; j++)
+            sum = add(sum, multiply(all(weights[j]), load(of->out + places[j] * out + i)));
+        store(of->y + row * out + i, of->added ? add(load(of->x + row * out + i), sum) : sum);
+    }
+}
+
+/* The mixture's output for its rows; `memory` is as large as `experts_floats` says. */
+static void experts_on(Threads threads, Mixture of, float *memory) {
+    const Experts *experts = of.experts;
+    const Weight *gate_up = experts->gate_up[0], *down = experts->down[0];
+    const int64_t n = of.n, pairs = n * experts->each;
+    of.threads = threads;
+    of.normed = memory;
+    of.scores = of.normed + n * gate_up->in;
+    of.place = (int32_t *)(of.scores + n * experts->number);
+    of.row = of.place + pairs;
+    of.first = of.row + pairs;
+    of.next = of.first + experts->number + 1;
+    of.hit = of.next + experts->number;
+    of.outer = (float *)(of.hit + experts->number + 1);
+    of.hidden = of.outer + floats_of(gate_up, pairs);
+    of.inner = of.hidden + pairs * down->in;
+    of.out = of.inner + floats_of(down, pairs);
+    of.rows = of.norm ? of.normed : of.x;
+    if (experts->routing != GIVEN) {
+        of.chosen = (int32_t *)(of.out + pairs * down->out);
+        of.weights = (float *)(of.chosen + pairs);
+    }
+    if (of.norm)
+        each(threads, norm_item, &of, n, FEW);
+    if (experts->routing != GIVEN) {
+        each(threads, score_item, &of, experts->number, FEW);
+        each(threads, route_item, &of, n, FEW);
+    }
+    each(threads, arrange_item, &of, 1, 1);
+    each(threads, outer_item, &of, n, FEW);
+    const int64_t hits = of.hit[experts->number], share = hits ? (pairs + hits - 1) / hits : 0;
+    const int64_t halves = gate_up->out / 2 / TILE, tiles = down->out / TILE;
+    const Tiles first = {&of, halves, items_of_gated(gate_up, hits * halves, share, threads)};
+    each(threads, gate_up_item, &first, number_of(&first.items), 1);
+    each(threads, inner_item, &of, n, FEW);
+    const int64_t bytes = tile_bytes(formats[down->format], down->in / GROUP);
+    const Tiles second = {&of, tiles, items_of_tiles(down, hits * tiles, bytes, share, threads)};
+    each(threads, down_item, &second, number_of(&second.items), 1);
+    each(threads, combine_item, &of, n, FEW);
+}

@@ -1,0 +1,61 @@
+/* A gated MLP, W_down (silu(W_gate x) * W_up x), on all threads. */
+#pragma once
+#include "exponential.h"
+#include "project.h"
+
+INLINE Floats silu(Floats x) {
+    const Floats bounded = larger(smaller(x, all(87.0f)), all(-87.0f));
+    return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
+}
+
+/* The products of gate and up in tiles `begin` to `end` of the half that is gate; those of up lie half the weight behind. y is
+ * hidden. */
+static void gated_tiles(const Projecting *of, int64_t begin, int64_t end) {
+    const Span every = {0, of->weight->in / GROUP};
+    const int64_t half = of->weight->out / 2 / TILE;
+    for (int64_t from = begin; from < end; from += of->items.near)
+        for (int64_t first = 0; first < of->n; first += CHUNK)
+            for (int64_t tile = from; tile < end && tile < from + of->items.near; tile++) {
+                const int count = chunk(of->n, first);
+                Floats gate[CHUNK * PARTS], up[CHUNK * PARTS];
+                begin_sums(of->weight, tile, count, gate);
+                begin_sums(of->weight, half + tile, count, up);
+                products(of->weight, tile, of->rows, first, count, every, gate);
+                products(of->weight, half + tile, of->rows, first, count, every, up);
+                for (int r = 0; r < count * PARTS; r++)
+                    store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
+                          multiply(silu(gate[r]), up[r]));
+            }
+}
+
+static void gated_item(const void *about, int64_t item, int worker) {
+    const Projecting *of = about;
+    const int64_t begin = first_tile(&of->items, item);
+    (void)worker;
+    gated_tiles(of, begin, begin + tiles_from(&of->items, begin));
+}
+
+/* The tiles of gate, with those of up, as items for n rows. */
+static Items items_of_gated(const Weight *weight, int64_t tiles, int64_t n, Threads threads) {
+    return items_of_tiles(weight, tiles, 2 * tile_bytes(formats[weight->format], weight->in / GROUP), n, threads);
+}
+
+/* hidden = silu(gate) * up, where the weight's outputs are those of gate, then those of up. */
+static void gated(Threads threads, const Weight *weight, Rows rows, int64_t n, float *hidden) {
+    const Items items = items_of_gated(weight, weight->out / 2 / TILE, n, threads);
+    const Projecting about = {weight, rows, n, items, 0, hidden, weight->out / 2};
+    each(threads, gated_item, &about, number_of(&items), 1);
+}
+
+/* The floats of memory that an MLP takes for n rows. */
+static int64_t mlp_floats(const Weight *gate_up, const Weight *down, int64_t n) {
+    return n * down->in + floats_of(gate_up, n) + floats_of(down, n);
+}
+
+static void mlp_on(Threads threads, const Weight *gate_up, const Weight *down, const Norm *norm, const float *x,
+                  int64_t n, float *y, float *memory)
+{
+    float *outer = memory + n * down->in, *inner = outer + floats_of(gate_up, n);
+    gated(threads, gate_up, prepared(threads, x, norm, n, gate_up, outer), n, memory);
+    project(threads, down, prepared(threads, memory, 0, n, down, inner), n, x, y, down->out);
+}
