@@ -67,7 +67,7 @@ RENAMED = {
     ".router.per_expert_scale": ".experts.down_proj.scale",
 }
 """Parts of names that `gguf` does not know, and those that the converter puts in their place."""
-ROUTERS = (".gate", "router.proj", "shared_expert_gate")
+ROUTERS = (".gate", "router.proj", "mlp.router", "shared_expert_gate")
 """Ends of the names of modules that files never quantise."""
 OFFSET = ("gemma2", "gemma3", "qwen35", "qwen35moe", "qwen3next")
 """Architectures whose files add 1 to the weights of norms."""
@@ -207,9 +207,16 @@ def _tensors(
             name = name.replace(own, usual)
         module, _, part = name.rpartition(".")
         values = parameter.detach()
-        if part in ("gate_up_proj", "down_proj"):  # of all experts
+        if part in ("gate_up_proj_bias", "down_proj_bias"):
             block = f"blk.{name.split('.')[2]}.ffn"
+            biases = {"gate": values[:, ::2], "up": values[:, 1::2]} if part[0] == "g" else {"down": values}
+            found |= {f"{block}_{which}_exps.bias": (each.numpy(), Type.F32) for which, each in biases.items()}
+            continue
+        if part in ("gate_up_proj", "down_proj"):  # of all experts
+            block, alternate = f"blk.{name.split('.')[2]}.ffn", architecture == "gpt-oss"
+            values = values.transpose(1, 2) if alternate else values
             split = {"gate": values.chunk(2, 1)[0], "up": values.chunk(2, 1)[-1]}
+            split = {"gate": values[:, ::2], "up": values[:, 1::2]} if alternate else split
             split = {"gate_up": values} if architecture == "gemma4" else split
             for which, weight in (split if part == "gate_up_proj" else {"down": values}).items():
                 blocks = np.stack([_blocks(each, kind, number + i) for i, each in enumerate(weight)])
@@ -225,6 +232,8 @@ def _tensors(
             block, whole = f"blk.{name.split('.')[2]}", values[ungrouped(model.config)]
             count = model.config.linear_num_value_heads * model.config.linear_value_head_dim
             pieces = {f"{block}.attn_qkv.weight": whole[:-count], f"{block}.attn_gate.weight": whole[-count:]}
+        elif part == "sinks":
+            pieces = {f"{names.get_name(name)}.weight": values}
         elif module in PREDICTING:
             pieces = {f"blk.{layers}.nextn.{PREDICTING[module]}.{part}": values}
         elif part in ("A_log", "D"):
@@ -284,7 +293,9 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         "logit_scale": getattr(config, "logits_scaling", None),
         "expert_count": getattr(config, "num_local_experts", getattr(config, "num_experts", None)),
         "expert_used_count": getattr(config, "num_experts_per_tok", getattr(config, "top_k_experts", None)),
-        "expert_feed_forward_length": getattr(config, "moe_intermediate_size", None),
+        "expert_feed_forward_length": getattr(
+            config, "moe_intermediate_size", config.intermediate_size if architecture == "gpt-oss" else None
+        ),
         "expert_shared_feed_forward_length": getattr(
             config, "shared_expert_intermediate_size", getattr(config, "shared_intermediate_size", None)
         ),

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 ARCHITECTURES = {
     "mistral": "llama",
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt-oss",
     "gemma4_text": "gemma4",
     "ministral3": "mistral3",
     "mixtral": "llama",

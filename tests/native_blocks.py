@@ -57,6 +57,7 @@ class Block:
             "head_dim": self.head_dim,
             "scale": self.scale,
             "kv_bits": random.choice([8, 32]),
+            "sinks": random.choice([None, 2 * torch.randn(heads)]),
         }
         self.attention = NativeAttention(**self.parts)
         self.rows = [random.choice([1, 2, 7, 20]) for _ in range(random.choice([1, 1, 3]))]
@@ -127,7 +128,9 @@ class Block:
             seen = cache.repeat_interleave(heads // kv_heads, 1)
             scores = queries[own].transpose(0, 1) @ seen[0].transpose(1, 2) * self.scale
             scores = scores if bias is None else scores + bias
-            mixed.append((scores.softmax(-1) @ seen[1]).transpose(0, 1).flatten(1))
+            if (sinks := self.parts["sinks"]) is not None:
+                scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, rows, 1)], -1)
+            mixed.append((scores.softmax(-1)[..., : known + rows] @ seen[1]).transpose(0, 1).flatten(1))
             at += rows
         y = x + torch.cat(mixed) @ self.dense_output.T
         return torch.cat([y.flatten(), *(cache.flatten() for cache in caches)])

@@ -23,7 +23,7 @@ NAMES = {
     "experts": "experts norm x x_bytes n chosen weights choice_bytes added y memory floats threads",
     "attention": "block segments count cos sin bytes width stride x x_bytes n longest y memory floats threads",
 }
-OPTIONAL = ("norm", "residual", "bias", "cos", "sin", "q_norm", "k_norm")
+OPTIONAL = ("norm", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "clamp")
 FILL = 0x55
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import linear, rms_norm, silu
 
 from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp, Routing
+from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp, Router, Routing
 from ssd_runtime.weights.native.library import Library
 from tests.native_blocks import EPSILON, Block, any_weight
 from tests.native_weights import weight4, weight8, weight16
@@ -62,7 +62,7 @@ class Mixture:
     """Random experts on random rows, which a router sends to some of them, or the caller."""
 
     def __init__(self, own: bool, routing: Routing | None = None) -> None:
-        self.hidden, self.inner, self.n = 32 * random.randint(1, 6), 32 * random.randint(1, 6), random.randint(0, 40)
+        self.hidden, self.inner, self.n = 32 * random.randint(1, 6), 32 * random.randint(1, 6), random.randint(1, 40)
         self.number = random.randint(1, 9)
         self.each = random.randint(1, self.number)
         self.routing = random.choice(list(Routing)) if routing is None else routing
@@ -79,6 +79,8 @@ class Mixture:
             self.dense.append((dense_up, dense_down))
         self.first = self.experts[0].gate_up
         self.router = torch.randn(self.number, self.hidden)
+        self.bias = random.choice([None, torch.randn(self.number)])
+        self.clamp = random.choice([None, (1.7, 5.0)])
         self.norm = random.choice([None, RmsNorm(torch.rand(self.hidden), EPSILON)])
         self.x = torch.randn(self.n, self.hidden)
         self.weights = torch.rand(self.n, self.each)
@@ -86,8 +88,8 @@ class Mixture:
 
     def native(self) -> NativeExperts:
         if self.routing is Routing.GIVEN:
-            return NativeExperts(self.experts)
-        return NativeExperts(self.experts, self.router, self.each, self.routing)
+            return NativeExperts(self.experts, clamp=self.clamp)
+        return NativeExperts(self.experts, Router(self.router, self.bias, self.each, self.routing), self.clamp)
 
     def call(self) -> Tensor:
         if self.routing is Routing.GIVEN:
@@ -98,15 +100,21 @@ class Mixture:
         x, weights, chosen = self.x, self.weights, self.chosen
         if self.routing is not Routing.GIVEN:
             x = x if self.norm is None else rms_norm(x, (self.hidden,), self.norm.weight, EPSILON)
-            weights, chosen = (x @ self.router.T).softmax(-1).topk(self.each)
+            weights, chosen = linear(x, self.router, self.bias).softmax(-1).topk(self.each)
             weights = weights / weights.sum(-1, keepdim=True) if self.routing is Routing.SHARES else weights
         total = torch.zeros_like(x) if self.routing is Routing.GIVEN else self.x.clone()
         for row in range(self.n):
             for weight, expert in zip(weights[row], chosen[row].tolist(), strict=True):
                 up, down = self.dense[expert]
-                gate, other = (up @ x[row]).chunk(2)
-                total[row] += weight * (down @ (silu(gate) * other))
+                total[row] += weight * (down @ self.activated(*(up @ x[row]).chunk(2)))
         return total
+
+    def activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.clamp is None:
+            return silu(gate) * up
+        alpha, limit = self.clamp
+        gate = gate.clamp(max=limit)
+        return gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)
 
 
 def test_chosen_tiles_have_the_whole_weights_outputs_and_others_none(instructions: Library) -> None:
@@ -264,6 +272,7 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "heads are a multiple", attention_with(block, heads=block.heads + 1)
     yield "the last weight has a column", attention_with(block, output=any_weight(block.hidden, mixed + 32, own)[0])
     yield "a head's size", attention_with(block, head_dim=8)
+    yield "sinks have a score", attention_with(block, sinks=torch.zeros(block.heads + 1))
     yield from mixture_misfits(own)
 
 
@@ -273,6 +282,12 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     x, each = torch.randn(2, mixture.hidden), mixture.each
     up, down = mixture.experts[0]
     choice = torch.rand(2, each), torch.zeros(2, each, dtype=torch.int32)
+
+    def with_router(
+        weight: Tensor, bias: Tensor | None = None, each: int = each, routing: Routing = Routing.SHARES
+    ) -> NativeExperts:
+        return NativeExperts(mixture.experts, Router(weight, bias, each, routing))
+
     for unlike in (
         NativeMlp(any_weight(2 * mixture.inner + 64, mixture.hidden, own)[0], down),
         NativeMlp(up, any_weight(mixture.hidden, mixture.inner + 32, own)[0]),
@@ -282,15 +297,16 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
             "experts have the same",
             lambda unlike=unlike: NativeExperts([*mixture.experts, unlike]).of_normed(x, choice),
         )
-    yield "experts have the same", lambda: NativeExperts(mixture.experts, mixture.router, 99, Routing.SHARES)(x, None)
+    yield "experts have the same", lambda: with_router(mixture.router, each=99)(x, None)
     short = mixture.router[:, 1:].contiguous()
-    yield "a router has a row", lambda: NativeExperts(mixture.experts, short, each, Routing.SHARES)(x, None)
-    yield "a router has a row", lambda: NativeExperts(mixture.experts, mixture.router)(x, None)
+    yield "a router has a row", lambda: with_router(short)(x, None)
+    yield "a router has a row", lambda: with_router(mixture.router, torch.ones(mixture.number + 1))(x, None)
+    yield "a router has a row", lambda: with_router(mixture.router, routing=Routing.GIVEN)(x, None)
     yield "n rows come with", lambda: NativeExperts(mixture.experts)(x, None)
     for wrong in (-1, mixture.number):
         wrongly = choice[0], torch.full((2, each), wrong)
         yield "n rows come with", lambda wrongly=wrongly: NativeExperts(mixture.experts).of_normed(x, wrongly)
-    routed = NativeExperts(mixture.experts, mixture.router, each, Routing.SHARES)
+    routed = with_router(mixture.router)
     yield "n rows come with", lambda: routed.of_normed(x, choice)
     yield "x is n rows", lambda: routed(torch.randn(2, mixture.hidden + 32), None)
 
@@ -326,7 +342,7 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
     for kernel, _ in kinds:
         kernel.own_threads = own
     expert = NativeMlp(*(kernel for kernel, _ in kinds))
-    experts = NativeExperts([expert] * 3, torch.randn(3, block.hidden), 2, Routing.SHARES)
+    experts = NativeExperts([expert] * 3, Router(torch.randn(3, block.hidden), None, 2, Routing.SHARES))
     parts = [NativeSubLayer(0, 0, block.attention)]
     parts += [NativeSubLayer(0, 0, mlp=each, norm=norm) for each in (mlp, experts)]
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
@@ -346,7 +362,7 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
         kept = [cache.clone() for cache in block.caches]
         for cache, old in zip(block.caches, before, strict=True):
             cache.copy_(old)
-        assert torch.equal(NativeRun(parts)(x, batch), expected), seed
+        torch.testing.assert_close(NativeRun(parts)(x, batch), expected, rtol=0, atol=0, equal_nan=True)
         assert all(map(torch.equal, block.caches, kept)), seed
 
 

@@ -83,12 +83,15 @@ def _single_experts(model: nn.Module, block: str) -> list[str]:
     """Replace the experts of a block by single ones without memory, whose names are returned."""
     joined: Any = model.get_submodule(f"{block}.experts")
     count, hidden, inner = joined.down_proj.shape
+    if joined.gate_up_proj.shape[1] == inner:  # both are [experts, in, out]
+        hidden, inner = inner, hidden
     sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+    biased = hasattr(joined, "down_proj_bias")
     experts = [
-        nn.ModuleDict({name: nn.Linear(*size, bias=False, device="meta") for name, size in sizes.items()})
+        nn.ModuleDict({name: nn.Linear(*size, bias=biased, device="meta") for name, size in sizes.items()})
         for _ in range(count)
     ]
-    replace(model, f"{block}.experts", PackedExperts(experts, joined.act_fn))
+    replace(model, f"{block}.experts", PackedExperts(experts, joined))
     return [f"{block}.experts.{number}" for number in range(count)]
 
 

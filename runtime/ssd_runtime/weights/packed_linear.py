@@ -104,9 +104,13 @@ class PackedEmbedding(nn.Module):
 class PackedExperts(nn.Module):
     """The experts of a mixture, each with the projections of a gated MLP (`gate_proj`, `up_proj` and `down_proj`)."""
 
-    def __init__(self, experts: Sequence[Any], act_fn: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, experts: Sequence[Any], replaced: Any) -> None:
+        """`experts` stand in for `replaced`, which has an activation `act_fn`, or joins gate and up by turns."""
         super().__init__()
-        self.act_fn = act_fn
+        self.act_fn: Callable[[Tensor], Tensor] | None = getattr(replaced, "act_fn", None)
+        self._gated: Callable[[Tensor], Tensor] | None = getattr(replaced, "_apply_gate", None)
+        self.clamp = (float(replaced.alpha), float(replaced.limit)) if hasattr(replaced, "limit") else None
+        """Alpha and limit of an activation that clamps; None for others."""
         self.each = tuple(experts)
         for number, expert in enumerate(experts):
             self.add_module(str(number), expert)
@@ -117,9 +121,20 @@ class PackedExperts(nn.Module):
         for number in chosen.unique().tolist():
             rows, place = torch.where(chosen == number)
             expert = self.each[number]
-            inner = self.act_fn(expert.gate_proj(x[rows])) * expert.up_proj(x[rows])
+            inner = self.joined(expert.gate_proj(x[rows]), expert.up_proj(x[rows]))
             total.index_add_(0, rows, expert.down_proj(inner) * weights[rows, place, None])
         return total
+
+    def joined(self, gate: Tensor, up: Tensor) -> Tensor:
+        """The input [..., inner] of `down_proj` for the outputs of the other two."""
+        if self.act_fn is not None:
+            return self.act_fn(gate) * up
+        assert self._gated is not None
+        return self._gated(torch.stack([gate, up], -1).flatten(-2))
+
+    def gated_halves(self, both: Tensor) -> Tensor:
+        """The same for the outputs side by side [..., 2 inner]."""
+        return self.joined(*both.chunk(2, -1))
 
 
 def whole_calls(modules: Sequence[nn.Module]) -> list[Callable[[Tensor], Tensor]]:

@@ -80,6 +80,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3-moe", {"moe_intermediate_size": 32}),
     "olmoe": ("olmoe", {}),
     "granitemoe": ("granitemoe", {}),
+    "gpt-oss": ("gpt-oss-sliding", {}),
+    "gpt-oss yarn": ("gpt-oss-sliding", {"rope_parameters": {**YARN, "truncate": False}}),
     "granite shared expert": ("granite-shared-expert", {"shared_intermediate_size": 64}),
     "granite-hybrid experts": ("granite-hybrid-experts", HYBRID_SIZES["granite-hybrid-experts"]),
     "mixtral": ("mixtral", {}),

@@ -13,8 +13,8 @@ from ssd_runtime.weights.gguf.layout import TRANSFORMERS, Layout
 
 Entries = dict[str, Any]
 """Entries of a transformers configuration by name."""
-SOFTMAX, SIGMOID = 1, 2
-"""The numbers of llama.cpp for routers, by what makes weights of their scores."""
+SOFTMAX, SIGMOID, CHOSEN = 1, 2, 3
+"""The numbers of llama.cpp for routers that weigh experts by a softmax, a sigmoid, or a softmax of the chosen alone."""
 BLOCK_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
 KV_HEADS = "attention.head_count_kv"
 """Number of key-value heads; in a list by layer, 0 for layers that mix tokens otherwise than by attention."""
@@ -174,6 +174,14 @@ def _qwen3moe(metadata: Metadata, common: Entries) -> Entries:
     return {**_experts(metadata, common, "num_experts"), **own}
 
 
+def _gpt_oss(metadata: Metadata, common: Entries) -> Entries:
+    return {
+        **_experts(metadata, common, gating=CHOSEN),
+        **_windows(metadata, common, period=2, default=0),
+        "intermediate_size": metadata.count("expert_feed_forward_length"),
+    }
+
+
 def _lfm2(metadata: Metadata, common: Entries) -> Entries:
     return {
         "layer_types": _without_keys(metadata, common, "conv"),
@@ -314,6 +322,7 @@ ARCHITECTURES = {
     "granitemoe": Architecture("granitemoe", Layout(pairs_alternate=True), BLOCK_BIASES, _granitemoe),
     "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=_olmoe),
     "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=_qwen3moe),
+    "gpt-oss": Architecture("gpt_oss", Layout(experts_alternate=True), BLOCK_BIASES, _gpt_oss),
     "lfm2": Architecture("lfm2", entries=_lfm2),
     "lfm2moe": Architecture("lfm2_moe", entries=_lfm2moe),
     "qwen35": Architecture("qwen3_5_text", QWEN35, BLOCK_BIASES, _qwen35),

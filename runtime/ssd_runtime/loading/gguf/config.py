@@ -115,6 +115,8 @@ def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, A
     if entries["model_type"] == "ministral3":
         parameters.setdefault("original_max_position_embeddings", context)
         parameters["llama_4_scaling_beta"] = metadata.required(float, QUERY_SCALING)
+    if entries["model_type"] == "gpt_oss" and parameters["rope_type"] == "yarn":
+        parameters["truncate"] = False  # the model's own; files do not say
     if rotated != width:
         entries["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotated / width
     if parameters["rope_type"] == "longrope":

@@ -16,12 +16,12 @@ from ssd_runtime.model.layer.mlp import Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.weights.hooks import hooked
-from ssd_runtime.weights.kernels.native_mlp import NativeExperts, Routing
+from ssd_runtime.weights.kernels.native_mlp import NativeExperts, Router, Routing
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 
 PROBED = 16
-"""Rows whose routes tell the form of a router."""
+"""Rows that tell the form of a router, and numbers that tell that of an activation."""
 
 
 class Experts:
@@ -57,13 +57,15 @@ class Experts:
         packed = isinstance(experts, PackedExperts)
         self._parts = list(experts.each) if packed else _views(experts)
         self._stamp = self._found()
+        activation = getattr(experts, "act_fn", None)  # GPT-OSS has none, but joins gate and up in a way of its own
+        gated = None if activation is not None else experts.gated_halves if packed else experts._apply_gate
         self._mlps = [
             Mlp(
                 gate_up=Linear(
                     part, ("gate_proj", "up_proj") if packed else ("gate_up_proj",), memory, reordered=False
                 ),
-                activation=getattr(experts, "act_fn", None),
-                gated=None if hasattr(experts, "act_fn") else experts._apply_gate,  # GPT-OSS alternates gate and up
+                activation=activation,
+                gated=gated,
                 down=Linear(part, ("down_proj",), memory, reordered=False),
             )
             for part in self._parts
@@ -153,13 +155,13 @@ class Experts:
 
     def _native_whole(self) -> NativeExperts | None:
         """All experts as one call of our own code, with their router if that is of a known form; None for others."""
-        served = [native for mlp in self._mlps if (native := mlp.native) is not None]
-        forms = {tuple(kernel.name for kernel in native) for native in served}
-        if len(served) < len(self._mlps) or len(forms) > 1:
+        clamp = clamp_of(self._block.experts)
+        served = [mlp.native if clamp is None else mlp.kernels for mlp in self._mlps]
+        found = [each for each in served if each is not None]
+        if len(found) < len(served) or len({tuple(kernel.name for kernel in each) for each in found}) > 1:
             return None
         router: nn.Module = getattr(self._block, str(self._family.router))
-        found = None if self._norms or self._biases() else routing_of(router)
-        return NativeExperts(served) if found is None else NativeExperts(served, *found)
+        return NativeExperts(found, None if self._norms or self._biases() else router_of(router), clamp)
 
     def _found(self) -> list[Any]:
         gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
@@ -181,23 +183,33 @@ class Experts:
         return torch.cat(weights), torch.cat(chosen)
 
 
-def routing_of(router: nn.Module) -> tuple[Tensor, int, Routing] | None:
-    """A router's weight [experts, hidden], the number of experts per row, and the form in which it chooses them.
-
-    None unless it chooses and weighs those of some rows as that form does.
-    """
-    weight = getattr(router, "weight", None)
-    plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.device.type == "cpu"
-    if not plain or not weight.is_contiguous() or hooked(router):
+def router_of(module: nn.Module) -> Router | None:
+    """A router as our own code computes it; None unless it chooses and weighs the experts of some rows so."""
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+    plain = [isinstance(each, nn.Parameter) and each.is_contiguous() for each in (weight, bias) if each is not None]
+    if weight is None or not all(plain) or hooked(module):
+        return None
+    if any(each.dtype != torch.float32 or each.device.type != "cpu" for each in (weight, bias) if each is not None):
         return None
     probe = torch.randn(PROBED, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    weights, chosen = router(probe)[-2:]
-    shares, best = (probe @ weight.T).softmax(-1).topk(chosen.shape[1])
+    weights, chosen = module(probe)[-2:]
+    shares, best = nn.functional.linear(probe, weight, bias).softmax(-1).topk(chosen.shape[1])
     forms = {Routing.SOFTMAX: shares, Routing.SHARES: shares / shares.sum(-1, keepdim=True)}
-    fits = [
-        form for form, each in forms.items() if torch.equal(best, chosen) and torch.allclose(each, weights, rtol=1e-4)
-    ]
-    return (weight.detach(), chosen.shape[1], fits[0]) if fits else None
+    for form, expected in forms.items():
+        if torch.equal(best, chosen) and torch.allclose(expected, weights, rtol=1e-4):
+            return Router(weight.detach(), None if bias is None else bias.detach(), chosen.shape[1], form)
+    return None
+
+
+def clamp_of(experts: PackedExperts | nn.Module) -> tuple[float, float] | None:
+    """Alpha and limit of experts whose activation is the clamped one (`Clamp`); None for others."""
+    if not isinstance(experts, PackedExperts) or experts.clamp is None:
+        return None
+    alpha, limit = experts.clamp
+    gate, up = torch.linspace(-2, 2, PROBED) * limit, torch.linspace(2, -2, PROBED).roll(5) * limit
+    bounded = gate.clamp(max=limit)
+    expected = bounded * torch.sigmoid(bounded * alpha) * (up.clamp(-limit, limit) + 1)
+    return (alpha, limit) if torch.allclose(experts.joined(gate, up), expected) else None
 
 
 def _output(mlp: Mlp, x: Tensor, by_row: bool) -> Tensor:

@@ -52,12 +52,16 @@ class Mlp:
         return self.activation(gate) * up
 
     @property
+    def kernels(self) -> NativeMlp | None:
+        """The kernels of gate and up and of down, if our own code computes all of either."""
+        whole, down = self.gate_up.fused, self.down.fused
+        return None if whole is None or down is None else NativeMlp(whole, down)
+
+    @property
     def native(self) -> NativeMlp | None:
         """The MLP as one call of our own code; None if that does not serve it."""
-        whole, down = self.gate_up.fused, self.down.fused
         is_silu = self.activation is silu or isinstance(self.activation, SILU)
-        served = whole is not None and down is not None and is_silu
-        return NativeMlp(whole, down) if served and not self.activation_hooked and whole and down else None
+        return self.kernels if is_silu and not self.activation_hooked else None
 
     @property
     def activation_hooked(self) -> bool:

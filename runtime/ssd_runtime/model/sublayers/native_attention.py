@@ -48,6 +48,8 @@ class _Block(ctypes.Structure):
         ("norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
+        ("sinks", ctypes.c_void_p),
+        ("sink_bytes", ctypes.c_int64),
         ("scale", ctypes.c_float),
         ("projections", ctypes.c_int64),
         ("heads", ctypes.c_int64),
@@ -81,7 +83,6 @@ class NativeAttention:
             or family.pairs_alternate
             or family.gated
             or family.qk_norm in ("projection", "rotated")
-            or layer.sinks is not None
             or layer.v_norm is not None
             or about.shares
             or any(norm is not None and norm.rms is None for norm in norms.values())
@@ -96,6 +97,7 @@ class NativeAttention:
             head_dim=about.head_dim,
             scale=layer.scale,
             kv_bits=kv_bits,
+            sinks=None if layer.sinks is None else layer.sinks.tensor,
         )
 
     def __init__(
@@ -111,10 +113,11 @@ class NativeAttention:
         head_dim: int,
         scale: float,
         kv_bits: int = 32,
+        sinks: Tensor | None = None,
     ) -> None:
         """The outputs of `qkv` together are queries, keys and values, which caches hold in `kv_bits` bits a number.
 
-        `norm` is that of the block's input, the others are those of each head.
+        `norm` is that of the block's input, the others are those of each head. `sinks` [heads] are as for `attend`.
         """
         found = library()
         if found is None:
@@ -122,11 +125,13 @@ class NativeAttention:
         self._library = found
         norms = norm, q_norm, k_norm
         addresses = (ctypes.c_void_p * len(qkv))(*(each.address for each in qkv))
-        self._parts = tuple(qkv), addresses, output, norms  # what the structure points to
+        sinks = None if sinks is None else sinks.float().contiguous()
+        self._parts = tuple(qkv), addresses, output, norms, sinks  # what the structure points to
         projections = ctypes.addressof(addresses)
         sizes = len(qkv), heads, kv_heads, head_dim, kv_bits
         norm_addresses = [None if each is None else each.address for each in norms]
-        self._block = _Block(projections, output.address, *norm_addresses, scale, *sizes)
+        sink_place = (None, 0) if sinks is None else (sinks.data_ptr(), sinks.nbytes)
+        self._block = _Block(projections, output.address, *norm_addresses, *sink_place, scale, *sizes)
         self.address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
         self._per_row = (2 * heads + 2 * kv_heads) * head_dim

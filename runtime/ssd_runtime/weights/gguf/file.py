@@ -20,7 +20,7 @@ from ssd_runtime.weights.gguf.blocks import DENSE, dense
 from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
-from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, parts_of, shape_of_parts
+from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, joined_parts, parts_of, shape_of_parts
 from ssd_runtime.weights.kernels.kernel import Kernel, computes
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -56,6 +56,7 @@ class GgufFile:
         """Types of the tensors that are held with other levels than the file's, by their names there."""
         self._index = index
         self._order = Order(layout, config)
+        self._alternate = layout.experts_alternate
         self._shared = ".mlp.shared_expert." if getattr(config, "num_local_experts", None) else ".mlp."
         self._mapped = MappedTensors(index)
         self._places = dict(index.tensors)
@@ -88,10 +89,9 @@ class GgufFile:
         """
         places = self._places
         expected = {
-            self._name_of(part): shape_of_parts(shape, len(parts))
+            self._name_of(part): shape_of_parts(name, shape, self._alternate)
             for name, shape in shapes.items()
-            for parts in [parts_of(name)]
-            for part in parts
+            for part in parts_of(name)
         }
         kinds = {_of_all_layers(name) for name in places}
         missing = [
@@ -168,13 +168,12 @@ class GgufFile:
 
     def dense(self, name: str, shape: Sequence[int]) -> Tensor:
         """A parameter of this shape in fp32."""
-        first, *others = parts_of(name)
-        if others:
-            of = shape_of_parts(shape, 1 + len(others))
-            return torch.cat([self.dense(part, of) for part in (first, *others)], -2)
-        if not self.has(first):
+        if parts_of(name) != [name]:
+            of = shape_of_parts(name, shape, self._alternate)
+            return joined_parts(name, [self.dense(part, of) for part in parts_of(name)], self._alternate)
+        if not self.has(name):
             return torch.zeros(*shape)
-        return self._order.values(name, dense(*self.stored(first)).view(*shape))
+        return self._order.values(name, dense(*self.stored(name)).view(*shape))
 
     def columns(self, module: str, count: int) -> Tensor | None:
         """The place in transformers' order of each of a kernel's `count` columns; None if it is their own."""
@@ -251,7 +250,7 @@ class GgufFile:
     def _bias(self, modules: Sequence[str]) -> Tensor | None:
         if not any(self.has(f"{module}.bias") for module in modules):
             return None
-        rows = [self._places[self._name_of(f"{module}.weight")].shape[:1] for module in modules]
+        rows = [self._places[self._name_of(f"{module}.weight")].shape[-2:-1] for module in modules]
         return torch.cat([self.dense(f"{module}.bias", out) for module, out in zip(modules, rows, strict=True)])
 
 

@@ -15,9 +15,12 @@ from transformers import PreTrainedConfig
 JOINED = {
     ".experts.gate_up_proj": (".experts.gate_proj.weight", ".experts.up_proj.weight"),
     ".experts.down_proj": (".experts.down_proj.weight",),
+    ".experts.gate_up_proj_bias": (".experts.gate_proj.bias", ".experts.up_proj.bias"),
+    ".experts.down_proj_bias": (".experts.down_proj.bias",),
     ".shared_mlp.input_linear.weight": (".shared_mlp.gate_proj.weight", ".shared_mlp.up_proj.weight"),
 }
 """Ends of the names of transformers' parameters, and of those that files hold in their place."""
+JOINED_EXPERTS = tuple(end for end in JOINED if end.startswith(".experts."))
 RENAMED = {
     ".expert_bias": ".expert_bias.bias",
     ".router.scale": ".router.proj.scale",
@@ -27,6 +30,7 @@ RENAMED = {
     ".shared_mlp.output_linear.": ".shared_mlp.down_proj.",
     ".dt_bias": ".dt_proj.bias",
     ".layer_scalar": ".layer_scalar.weight",
+    ".self_attn.sinks": ".self_attn.sinks.weight",
 }
 """Parts of names that `gguf` does not know, and those that it knows instead."""
 SHARED = ".shared_mlp."
@@ -47,6 +51,8 @@ class Layout:
     """Whether transformers has a gated delta net's gates and its queries, keys and values in one weight."""
     values_alternate: bool = False
     """Whether neighbouring value heads of a gated delta net have different key heads, not the same one."""
+    experts_alternate: bool = False
+    """Whether transformers has the weights of experts as [experts, in, out], and outputs of gate and of up by turns."""
 
 
 TRANSFORMERS = Layout()
@@ -117,6 +123,23 @@ def parts_of(name: str) -> list[str]:
     return [name]
 
 
-def shape_of_parts(shape: Sequence[int], count: int) -> tuple[int, ...]:
-    """The shape of each of `count` parameters that transformers joins to one [..., out, in] of this shape."""
-    return tuple(shape) if count == 1 else (*shape[:-2], shape[-2] // count, shape[-1])
+def shape_of_parts(name: str, shape: Sequence[int], alternate: bool) -> tuple[int, ...]:
+    """The shape of each of the file's parameters for the parameter `name` of this shape.
+
+    `alternate` is `Layout.experts_alternate`.
+    """
+    count, (*first, last) = len(parts_of(name)), shape
+    if count == 1 and not (alternate and name.endswith(JOINED_EXPERTS)):
+        return tuple(shape)
+    if name.endswith("_bias"):
+        return *first, last // count
+    *first, rows = first
+    return (*first, last // count, rows) if alternate else (*first, rows // count, last)
+
+
+def joined_parts(name: str, parts: Sequence[Tensor], alternate: bool) -> Tensor:
+    """The parameter `name` of its parts in a file, as `shape_of_parts` has them."""
+    if not alternate or not name.endswith(JOINED_EXPERTS):
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts), -2)
+    both = torch.stack(list(parts), 2).flatten(1, 2)
+    return both if name.endswith("_bias") else both.transpose(1, 2).contiguous()

@@ -64,12 +64,31 @@ class Routing(IntEnum):
     """The same, divided by their sum."""
 
 
+class Clamp(ctypes.Structure):
+    """The activation min(gate, limit) × σ(alpha × min(gate, limit)) × (up + 1), with up within ± limit (GPT-OSS)."""
+
+    _fields_ = (("alpha", ctypes.c_float), ("limit", ctypes.c_float))
+
+
+class Router(NamedTuple):
+    """The scores of experts are products of a row with `weight` [experts, hidden], plus `bias` [experts], in fp32."""
+
+    weight: Tensor
+    bias: Tensor | None
+    each: int
+    """Experts per row."""
+    routing: Routing
+
+
 class _Experts(ctypes.Structure):
     _fields_ = (
         ("gate_up", ctypes.c_void_p),
         ("down", ctypes.c_void_p),
         ("router", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("clamp", ctypes.c_void_p),
         ("router_bytes", ctypes.c_int64),
+        ("bias_bytes", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
         ("number", ctypes.c_int64),
         ("each", ctypes.c_int64),
@@ -84,31 +103,31 @@ class NativeExperts:
     """
 
     def __init__(
-        self,
-        experts: Sequence[NativeMlp],
-        router: Tensor | None = None,
-        each: int = 1,
-        routing: Routing = Routing.GIVEN,
+        self, experts: Sequence[NativeMlp], router: Router | None = None, clamp: tuple[float, float] | None = None
     ) -> None:
-        """Experts of one size and format. `router` [experts, hidden] in fp32 sends a row to `each` of them.
+        """Experts of one size and format. Without a router, calls are given the choice.
 
-        Without a router, calls are given the choice.
+        `clamp` has alpha and limit of the clamped activation; without it gate and up are joined as in `NativeMlp`.
         """
         gate_up, down = (
             (ctypes.c_void_p * len(experts))(*(each.address for each in part)) for part in zip(*experts, strict=True)
         )
-        self._parts = tuple(experts), router, gate_up, down  # what the structure points to
+        activation = None if clamp is None else Clamp(*clamp)
+        self._parts = tuple(experts), router, gate_up, down, activation  # what the structure points to
         self._first = experts[0]
         self._about = _Experts(
-            ctypes.addressof(gate_up),
-            ctypes.addressof(down),
-            None if router is None else router.data_ptr(),
-            0 if router is None else router.nbytes,
-            ctypes.sizeof(gate_up),
-            len(experts),
-            each,
-            routing,
+            gate_up=ctypes.addressof(gate_up),
+            down=ctypes.addressof(down),
+            bytes=ctypes.sizeof(gate_up),
+            number=len(experts),
+            each=1,
+            clamp=None if activation is None else ctypes.addressof(activation),
         )
+        if router is not None:
+            self._about.router, self._about.router_bytes = router.weight.data_ptr(), router.weight.nbytes
+            self._about.each, self._about.routing = router.each, router.routing
+            if router.bias is not None:
+                self._about.bias, self._about.bias_bytes = router.bias.data_ptr(), router.bias.nbytes
         self.address = ctypes.addressof(self._about)
 
     @property

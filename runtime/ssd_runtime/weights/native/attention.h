@@ -20,6 +20,8 @@ typedef struct {
     const Weight *const *qkv; /* `projections` weights, whose outputs together are queries, keys and values. */
     const Weight *output;
     const Norm *norm, *q_norm, *k_norm; /* NULL for none. */
+    const float *sinks; /* [heads] scores of a key that has no value; NULL for none. */
+    int64_t sink_bytes;
     float scale;
     int64_t projections, heads, kv_heads, head_dim;
     int64_t kv_bits; /* Of a number in the cache: 32, or 8 with a scale in fp32 after those of each slot and head. */
@@ -96,6 +98,7 @@ typedef struct {
     int64_t count;
     float *scores; /* [count + TILE] */
     float *to;
+    const float *sink; /* NULL for none. */
 } Query;
 
 static int64_t slot_of(const Query *query, int64_t i) {
@@ -134,19 +137,20 @@ INLINE void score(const Query *query, const int together, const char *keys, int6
     }
 }
 
-/* Turn scores into exp(score - peak); returns their sum. */
+/* Turn scores into exp(score - peak); returns their sum, with that of the sink. */
 static float shares(const Query *query) {
     const int64_t count = query->count;
     Floats peaks = all(-INFINITY), sums = zeros();
     for (int64_t i = 0; i < count; i += LANES)
         peaks = larger_inside(peaks, load(query->scores + i), count - i);
-    const Floats peak = all(peak_of(peaks));
+    const float highest = peak_of(peaks), top = query->sink && *query->sink > highest ? *query->sink : highest;
+    const Floats peak = all(top);
     for (int64_t i = 0; i < count; i += LANES) {
         const Floats share = exponential(larger(subtract(load(query->scores + i), peak), all(-87.0f)));
         store(query->scores + i, share);
         sums = add_inside(sums, share, count - i);
     }
-    return sum_of(sums);
+    return sum_of(sums) + (query->sink ? expf(*query->sink - top) : 0.0f);
 }
 
 /* Add the values of the slots first, ..., last - 1 that `together` queries see, by their shares, to each one's `mixed`

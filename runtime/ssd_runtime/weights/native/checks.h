@@ -28,6 +28,7 @@
     RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
     RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head")                         \
+    RULE(SINKS, "sinks have a score for each head")                                                        \
     RULE(PROJECTIONS, "one to three weights of the same columns, on the same rows, make queries, keys and values")\
     RULE(OUTPUTS, "the outputs of these weights are the queries, keys and values of all heads")            \
     RULE(MIXED, "the last weight has a column for each value of all heads")                                \
@@ -40,7 +41,7 @@
     RULE(VISIBLE, "a bias has a row for each row, of as many numbers as it sees slots")                    \
     RULE(LONGEST, "scores have room for the largest number of slots, and for 16 more")                     \
     RULE(EXPERTS, "experts have the same sizes and formats, and a row goes to one or more of them, at most all")\
-    RULE(ROUTER, "a router has a row in fp32 for each expert, and none is given beside it or in its place")\
+    RULE(ROUTER, "a router has a row in fp32 for each expert, and a number of its bias if it has one")     \
     RULE(CHOICE, "n rows come with the experts and the weights of each, unless the router chooses them")   \
     RULE(RUN, "there is a sub-layer or more, all of x's width")
 
@@ -144,6 +145,7 @@ static int check_block(const Block *block) {
     REQUIRE(HEADS, within(block->kv_heads, 1) && within(block->heads, 1) && block->heads % block->kv_heads == 0);
     REQUIRE(HEAD_DIM, has_kernel(block->head_dim));
     REQUIRE(KV_BITS, block->kv_bits == 8 || block->kv_bits == 32);
+    REQUIRE(SINKS, !block->sinks || block->sink_bytes == 4 * block->heads);
     REQUIRE(HEAD_NORMS, fits(block->q_norm, block->head_dim) && fits(block->k_norm, block->head_dim));
     REQUIRE(PROJECTIONS, block->projections >= 1 && block->projections <= 3);
     const int64_t needed = (block->heads + 2 * block->kv_heads) * block->head_dim;
@@ -214,6 +216,7 @@ static int check_mixture(const Experts *of) {
     REQUIRE(STREAM, of->down[0]->out == of->gate_up[0]->in);
     REQUIRE(ROUTER, of->routing >= GIVEN && of->routing <= SHARES && !of->router == (of->routing == GIVEN));
     REQUIRE(ROUTER, !of->router || of->router_bytes == 4 * of->number * of->gate_up[0]->in);
+    REQUIRE(ROUTER, !of->bias || (of->router && of->bias_bytes == 4 * of->number));
     return AGREED;
 }
 

@@ -14,8 +14,9 @@ typedef enum { GIVEN, SOFTMAX, SHARES } Routing;
 
 typedef struct {
     const Weight *const *gate_up, *const *down; /* [number], all of the same sizes and format. */
-    const float *router;                        /* [number][in]; NULL where the caller routes. */
-    int64_t router_bytes, bytes; /* The bytes of either list of weights. */
+    const float *router, *bias; /* [number][in] and [number]; NULL where the caller routes, and for no bias. */
+    const Clamp *clamp;         /* NULL for the activation silu(gate) * up. */
+    int64_t router_bytes, bias_bytes, bytes; /* The last are those of either list of weights. */
     int64_t number, each, routing;
 } Experts;
 
@@ -73,7 +74,8 @@ static void score_item(const void *about, int64_t expert, int worker) {
                 sums[p] = multiply_add(load(weight + i + p * LANES), load(x + i + p * LANES), sums[p]);
         for (int p = 1; p < GROUP / LANES; p++)
             sums[0] = add(sums[0], sums[p]);
-        of->scores[r * of->experts->number + expert] = sum_of(sums[0]);
+        of->scores[r * of->experts->number + expert] =
+            sum_of(sums[0]) + (of->experts->bias ? of->experts->bias[expert] : 0.0f);
     }
 }
 
@@ -193,7 +195,8 @@ INLINE void each_expert(const Tiles *of, int64_t item, const int down) {
             project_tiles(&(Projecting){weight, rows, hit.count, own, 0, y, width}, begin - before, stop - before);
         } else {
             const Items own = items_of_gated(weight, of->tiles, hit.count, mixture->threads);
-            gated_tiles(&(Projecting){weight, rows, hit.count, own, 0, y, width}, begin - before, stop - before);
+            gated_tiles(&(Projecting){weight, rows, hit.count, own, 0, y, width}, begin - before, stop - before,
+                        experts->clamp);
         }
         begin = stop;
     }

@@ -8,9 +8,24 @@ INLINE Floats silu(Floats x) {
     return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
 }
 
+/* The clamped form of GPT-OSS: min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (up + 1), with up within the limit. */
+typedef struct {
+    float alpha, limit;
+} Clamp;
+
+INLINE Floats activated(Floats gate, Floats up, const Clamp *clamp) {
+    if (!clamp)
+        return multiply(silu(gate), up);
+    const Floats limit = all(clamp->limit), least = all(-clamp->limit);
+    const Floats bounded = smaller(limit, gate), scaled_gate = multiply(bounded, all(clamp->alpha));
+    const Floats low = larger(smaller(scaled_gate, all(87.0f)), all(-87.0f));
+    const Floats share = divide(all(1.0f), add(all(1.0f), exponential(subtract(zeros(), low))));
+    return multiply(multiply(bounded, share), add(larger(least, smaller(limit, up)), all(1.0f)));
+}
+
 /* The products of gate and up in tiles `begin` to `end` of the half that is gate; those of up lie half the weight behind. y is
  * hidden. */
-static void gated_tiles(const Projecting *of, int64_t begin, int64_t end) {
+static void gated_tiles(const Projecting *of, int64_t begin, int64_t end, const Clamp *clamp) {
     const Span every = {0, of->weight->in / GROUP};
     const int64_t half = of->weight->out / 2 / TILE;
     for (int64_t from = begin; from < end; from += of->items.near)
@@ -24,7 +39,7 @@ static void gated_tiles(const Projecting *of, int64_t begin, int64_t end) {
                 products(of->weight, half + tile, of->rows, first, count, every, up);
                 for (int r = 0; r < count * PARTS; r++)
                     store(of->y + (first + r / PARTS) * of->width + tile * TILE + r % PARTS * LANES,
-                          multiply(silu(gate[r]), up[r]));
+                          activated(gate[r], up[r], clamp));
             }
 }
 
@@ -32,7 +47,7 @@ static void gated_item(const void *about, int64_t item, int worker) {
     const Projecting *of = about;
     const int64_t begin = first_tile(&of->items, item);
     (void)worker;
-    gated_tiles(of, begin, begin + tiles_from(&of->items, begin));
+    gated_tiles(of, begin, begin + tiles_from(&of->items, begin), 0);
 }
 
 /* The tiles of gate, with those of up, as items for n rows. */

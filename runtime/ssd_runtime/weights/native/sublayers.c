@@ -144,6 +144,7 @@ static void attend_item(const void *about, int64_t item, int worker) {
             .count = seen,
             .scores = scores + (i - begin) * of->longest,
             .to = of->mixed + ((row + own) * heads + head) * size,
+            .sink = block->sinks ? block->sinks + head : 0,
         };
     }
     attend(queries, (int)(end - begin), segment->keys + kv_head * segment->stride,
