@@ -34,7 +34,7 @@ from ssd_runtime.profiling.llama_bench import llama_bench
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
-from ssd_runtime.weights.packed_linear import PackedLinear
+from ssd_runtime.weights.packed_linear import PackedExperts, PackedLinear
 
 ROWS = (2, 4, 8, 16, 32)
 PREFILLS = (64, 512)
@@ -44,6 +44,8 @@ REPEATS = 3
 """Samples of a figure in a round, of which the median counts."""
 LOOP_BYTES = 1 << 30
 """Bytes that the loop reads: many times a processor's cache."""
+EXPERTS = "_exps."
+"""Part of the names of a file's tensors of all experts, of which a row reads some."""
 KINDS = {"attention": ".attn_", "MLP": ".ffn_", "head": ""}
 """The kinds of weights, and what names of a file's tensors have in them."""
 
@@ -157,10 +159,11 @@ def file_bytes(index: GgufIndex) -> dict[str, int]:
     """Bytes of a file's matrices that a step reads, by kind. A file without a head's own shares the embeddings'."""
     head = "output.weight" if "output.weight" in index.tensors else "token_embd.weight"
     found = dict.fromkeys(KINDS, 0)
+    experts, used = (index.metadata.get(f"{index.architecture}.expert_{key}", 1) for key in ("count", "used_count"))
     for name, place in index.tensors.items():
         kind = next((kind for kind, part in KINDS.items() if part and part in name), "head")
         if len(place.shape) > 1 and (kind != "head" or name == head):
-            found[kind] += place.nbytes
+            found[kind] += place.nbytes * used // experts if EXPERTS in name else place.nbytes
     return found
 
 
@@ -176,9 +179,15 @@ def held_bytes(model: nn.Module) -> dict[str, int]:
 
 
 def _matrices(module: nn.Module) -> int:
-    """Bytes of a module's matrices; projections that share a kernel count once."""
+    """Bytes of a module's matrices that a row reads; projections that share a kernel count once."""
     kernels = {id(each.kernel): each.kernel.nbytes for each in module.modules() if isinstance(each, PackedLinear)}
-    return sum(kernels.values()) + sum(each.nbytes for each in module.parameters() if each.ndim == 2)
+    whole = sum(kernels.values()) + sum(each.nbytes for each in module.parameters() if each.ndim == 2)
+    experts = getattr(module, "experts", None)
+    if not isinstance(experts, PackedExperts):
+        return whole
+    router = next(each for each in module.children() if hasattr(each, "top_k"))
+    each = _matrices(experts.each[0])
+    return whole - (len(experts.each) - int(router.top_k)) * each  # type: ignore[arg-type]
 
 
 def loop_seconds(buffer: Tensor) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_artifacts.safetensors_header import StoredTensor
@@ -24,7 +25,8 @@ from ssd_runtime.weights.linear import side_by_side
 from ssd_runtime.weights.native.library import library
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
-"""Names of the projections of an expert, once experts are single ones."""
+"""Names of the projections of an expert, once experts are single ones. Checkpoints join those of all experts: as
+[experts, out, in], or as [experts, in, out] with the outputs of gate and up by turns."""
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 PROBED = 64
 """Outputs of each projection that are compared with the product of its weight."""
@@ -35,9 +37,7 @@ TOLERANCE = 1e-4
 def dtype_to_keep(tensors: Mapping[str, StoredTensor], config: PreTrainedConfig) -> torch.dtype | None:
     """The one dtype of 16 bits of all of a checkpoint's tensors; None where they differ or would not be kept."""
     found = {tensor.dtype for tensor in tensors.values()}
-    family = family_of(config)
-    alternate = family.router is not None and family.sinks  # GPT-OSS's experts, whose gate and up take turns
-    if library() is None or alternate or getattr(config, "quantization_config", None) is not None:
+    if library() is None or getattr(config, "quantization_config", None) is not None:
         return None
     return DTYPES.get(found.pop()) if len(found) == 1 else None
 
@@ -56,7 +56,7 @@ def keep_numbers(stored: PreTrainedModel) -> PreTrainedModel:
             data = weight.view(torch.uint8).numpy()
             replace_embedding(model, name, data, partial(_as_floats, dtype=weight.dtype))
     pack(model, family_of(config), partial(_keep, model, own))
-    fill(model, lambda name, _: (own[name] if name in own else _weight(own, name.removesuffix(".weight"))).float())
+    fill(model, lambda name, _: _stored(own, name).float())
     model.generation_config = stored.generation_config
     return_freed()
     return model.eval()
@@ -64,11 +64,13 @@ def keep_numbers(stored: PreTrainedModel) -> PreTrainedModel:
 
 def _keep(model: PreTrainedModel, own: dict[str, Tensor], names: list[str]) -> None:
     """Replace projections that share an input, with weights that it takes from `own`, if our kernels can serve them."""
-    weights = [_weight(own, name) for name in names]
+    weights = [_stored(own, f"{name}.weight") for name in names]
     columns = {weight.shape[1] for weight in weights}
     if len(columns) > 1 or not Native.can_serve(sum(map(len, weights)), *columns):
         return
-    weight, bias = side_by_side(weights, [own.get(f"{name}.bias") for name in names])
+    biased = [cast(nn.Linear, model.get_submodule(name)).bias is not None for name in names]
+    biases = [_stored(own, f"{name}.bias") if has else None for name, has in zip(names, biased, strict=True)]
+    weight, bias = side_by_side(weights, biases)
     kernel = Native.of16(weight, bias)
     if not computes(kernel, weight[:PROBED].float(), None if bias is None else bias[:PROBED].float(), 0, TOLERANCE):
         raise UserError(
@@ -79,15 +81,20 @@ def _keep(model: PreTrainedModel, own: dict[str, Tensor], names: list[str]) -> N
         own.pop(f"{name}.weight", None)
 
 
-def _weight(own: Mapping[str, Tensor], module: str) -> Tensor:
-    """The weight [out, in] of a projection, which may be that of one of the experts that checkpoints join."""
+def _stored(own: Mapping[str, Tensor], name: str) -> Tensor:
+    """A parameter as checkpoints hold it, or that of one of the experts that they join."""
+    module, _, kind = name.rpartition(".")
     if (expert := EXPERT.fullmatch(module)) is None:
-        return own[f"{module}.weight"]
-    block, number, name = expert.groups()
-    if name == "down_proj":
-        return own[f"{block}.down_proj"][int(number)]
-    gate, up = own[f"{block}.gate_up_proj"][int(number)].chunk(2)
-    return gate if name == "gate_proj" else up
+        return own[name]
+    block, number, which = expert.groups()
+    end = "_bias" if kind == "bias" else ""
+    joined, down = (own[f"{block}.{part}{end}"][int(number)] for part in ("gate_up_proj", "down_proj"))
+    alternate = own[f"{block}.gate_up_proj"].shape[1] == own[f"{block}.down_proj"].shape[2]
+    joined, down = (joined.T, down.T) if alternate and not end else (joined, down)
+    if which == "down_proj":
+        return down.contiguous()
+    gate, up = (joined[::2], joined[1::2]) if alternate else joined.chunk(2)
+    return (gate if which == "gate_proj" else up).contiguous()
 
 
 def _as_floats(data: NDArray[np.uint8], dtype: torch.dtype) -> NDArray[np.float32]:
