@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -159,7 +160,8 @@ def file_bytes(index: GgufIndex) -> dict[str, int]:
     """Bytes of a file's matrices that a step reads, by kind. A file without a head's own shares the embeddings'."""
     head = "output.weight" if "output.weight" in index.tensors else "token_embd.weight"
     found = dict.fromkeys(KINDS, 0)
-    experts, used = (index.metadata.get(f"{index.architecture}.expert_{key}", 1) for key in ("count", "used_count"))
+    about: Mapping[str, Any] = index.metadata
+    experts, used = (about.get(f"{index.architecture}.expert_{key}", 1) for key in ("count", "used_count"))
     for name, place in index.tensors.items():
         kind = next((kind for kind, part in KINDS.items() if part and part in name), "head")
         if len(place.shape) > 1 and (kind != "head" or name == head):
@@ -185,9 +187,8 @@ def _matrices(module: nn.Module) -> int:
     experts = getattr(module, "experts", None)
     if not isinstance(experts, PackedExperts):
         return whole
-    router = next(each for each in module.children() if hasattr(each, "top_k"))
-    each = _matrices(experts.each[0])
-    return whole - (len(experts.each) - int(router.top_k)) * each  # type: ignore[arg-type]
+    router: Any = next(each for each in module.children() if hasattr(each, "top_k"))
+    return whole - (len(experts.each) - router.top_k) * _matrices(experts.each[0])
 
 
 def loop_seconds(buffer: Tensor) -> float:
