@@ -20,6 +20,15 @@ ANY_MACHINE = (
 """
 
 
+BRISK = (
+    "import ssd_compiler.validate as alone, ssd_compiler.load_validation as together; "
+    "from ssd_compiler.settings import CompileSettings as Own; own = Own.__init__; "
+    "Own.__init__ = lambda self, **given: own(self, **{'max_new_tokens': 32, 'validation_prompts': 4, **given}); "
+    "alone.ROUNDS, together.ROUNDS = 1, 2; "
+)
+"""Code before a compile in a process of its own: answers are short and timed seldom, which no option asks for."""
+
+
 def take_any_machine(patch: pytest.MonkeyPatch) -> None:
     """Let measurements be taken as they are in this process, whatever other processes do."""
     for module in ("ssd_runtime.profiling.latency", "ssd_compiler.stages", "ssd_compiler.search.stage"):

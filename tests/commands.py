@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.clocks import take_any_machine
+from tests.clocks import BRISK, take_any_machine
 from tests.compiled import seeded
 
 RUN = "ssd_runtime.commands.run"
@@ -106,4 +106,6 @@ def _main(module: str, options: list[str], folder: Path, env: Mapping[str, str],
     sys.argv = ["ssd", *options]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed the one there was
     take_any_machine(pytest.MonkeyPatch())
+    if module == COMPILE:
+        exec(BRISK, {})
     importlib.import_module(module).main()

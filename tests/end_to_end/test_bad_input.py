@@ -71,7 +71,7 @@ BAD_RUNS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bad_room(room: Path) -> Path:
     (room / "empty").mkdir()
     shutil.copytree(room / "bundle", room / "mixed")

@@ -20,7 +20,7 @@ import torch
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.prompts import sample_prompts
 from ssd_runtime.commands.run import main as run_main
-from tests.clocks import ANY_MACHINE
+from tests.clocks import ANY_MACHINE, BRISK
 from tests.commands import COMPILE, RUN, Within, assert_refused, command, compile_options, records
 from tests.compiled import seeded
 
@@ -211,7 +211,7 @@ def test_interrupted_and_resumed(room: Path) -> None:
     env = {**os.environ, "SSD_CACHE": seeded(room / "cache"), "HF_HUB_OFFLINE": "1"}
     options = compile_options("resumed", evaluations=8, exits=0, loads="1")
     process = subprocess.Popen(
-        [sys.executable, "-c", f"{ANY_MACHINE}from {COMPILE} import main; main()", *options],
+        [sys.executable, "-c", f"{ANY_MACHINE}{BRISK}from {COMPILE} import main; main()", *options],
         cwd=room,
         env=env,
         stderr=subprocess.PIPE,

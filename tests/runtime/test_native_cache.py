@@ -15,6 +15,7 @@ from ssd_runtime.weights.native import forms
 from ssd_runtime.weights.native import library as native
 from ssd_runtime.weights.native.forms import FORMS, NEEDED, SOURCES, form_name
 from ssd_runtime.weights.native.library import library, missing_note
+from tests.compiled import seeded
 
 OTHER = 12345
 """Another user's number."""
@@ -27,7 +28,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A compiled library, under its name."""
     cache = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSD_CACHE", str(cache))
+        patch.setenv("SSD_CACHE", seeded(cache))
         assert library.__wrapped__() is not None
     return next((cache / "native").glob("*.so"))
 
