@@ -49,6 +49,36 @@ def test_no_bit_of_a_row_depends_on_the_rows_beside_it(weights: str, tmp_path: P
         assert torch.equal(torch.cat([block(few, few) for few in x.split(rows)]), alone), rows
 
 
+SOFTMAX = ("qwen3-moe", "mixtral", "olmoe", "granitemoe", "gpt-oss-sliding")
+"""Families whose routers take the largest of a softmax."""
+
+
+@pytest.mark.parametrize("variant", [each for each in (*SOFTMAX, "lfm2-moe") if each in VARIANTS])
+@torch.inference_mode()
+def test_one_call_computes_what_experts_do_one_by_one(variant: str, tmp_path: Path) -> None:
+    sizes = {"moe_intermediate_size": 64} if variant == "qwen3-moe" else {}
+    block = experts_of(Decoder(quantised_pair(tmp_path, variant, Type.Q8_0, **sizes)[0]), 2)
+    assert block._whole is not None
+    assert (block.native is not None) == (variant in SOFTMAX)
+    x = torch.randn(MOST_BY_ROW + 9, 64)
+    whole = block(x, x)
+    block._whole = None
+    torch.testing.assert_close(whole, block(x, x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_hook_on_a_router_takes_its_part_out_of_the_call(tmp_path: Path) -> None:
+    model = quantised_pair(tmp_path, "qwen3-moe", Type.Q4_0, **PACKED)[0]
+    decoder, x = Decoder(model), torch.randn(3, 64)
+    block = experts_of(decoder)
+    before = block(x, x)
+    model.model.layers[1].mlp.gate.register_forward_hook(lambda _m, _i, out: (out[0], out[1] * 0.5, out[2]))
+    decoder.refresh()
+    assert block.native is None
+    assert not decoder.sublayers.are_whole
+    torch.testing.assert_close(block(x, x), before / 2)
+
+
 @torch.inference_mode()
 def test_experts_multiply_by_the_models_own_memory() -> None:
     model = tiny_model("qwen3-moe")

@@ -8,7 +8,8 @@ import numpy as np
 from transformers import AutoConfig, PreTrainedConfig
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.gguf.architectures import KV_HEADS, QUERY_SCALING, Entries, architecture_of
+from ssd_runtime.loading.gguf.architectures import architecture_of
+from ssd_runtime.loading.gguf.entries import KV_HEADS, QUERY_SCALING, Entries
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.rope import BASE, FACTORS, rope_parameters
 from ssd_runtime.weights.gguf.file import EMBEDDING, HEAD

@@ -29,7 +29,8 @@ class Experts:
 
     There may be a further expert that all rows go to.
 
-    The router is the user's module, with a precision of its own. A row whose last bits differ may go to other experts.
+    The router is the user's module, with a precision of its own, unless our own code computes the whole block
+    (`NativeExperts`). A row whose last bits differ may go to other experts.
     So where all else computes a row alike in a step and in a verification (`by_row`, or kernels that do by themselves),
     this does too, for up to `MOST_BY_ROW` rows: what rounds a row by the number of rows runs row by row.
     """

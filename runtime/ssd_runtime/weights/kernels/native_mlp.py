@@ -143,7 +143,7 @@ class NativeExperts:
     def floats(self, n: int) -> int:
         """The numbers of memory that a call of `n` rows takes."""
         pairs, number, hidden = n * self._about.each, self._about.number, self._first.down.out_features
-        return n * (hidden + number) + pairs * (sum(self._first.sizes) + hidden + 4) + 3 * number + 2
+        return n * (hidden + number) + pairs * (sum(self._first.sizes) + hidden + 3) + 3 * number + 2
 
     def __call__(self, x: Tensor, norm: RmsNorm | None) -> Tensor:
         """The block's result [n, hidden] of fp32 states `x` [n, hidden], which are added to the sum for norm(x).

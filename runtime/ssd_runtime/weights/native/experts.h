@@ -29,7 +29,7 @@ typedef struct {
     float *normed, *scores; /* [n][in], [n][number] */
     int32_t *chosen;        /* [n][each] */
     float *weights;         /* [n][each] */
-    int32_t *place, *row;   /* [n * each]: where a row's pair lies, and the row of the pair that lies there. */
+    int32_t *place;         /* [n][each]: where the pair lies. */
     int32_t *first;         /* [number + 1]: the first pair of every expert. */
     int32_t *next;          /* [number] */
     int32_t *hit;           /* [number + 1]: experts that have pairs; the last is their number. */
@@ -43,7 +43,7 @@ typedef struct {
 static int64_t experts_floats(const Experts *of, int64_t n) {
     const Weight *gate_up = of->gate_up[0], *down = of->down[0];
     const int64_t pairs = n * of->each;
-    return n * (gate_up->in + of->number) + 4 * pairs + 3 * of->number + 2
+    return n * (gate_up->in + of->number) + 3 * pairs + 3 * of->number + 2
            + floats_of(gate_up, pairs) + floats_of(down, pairs) + pairs * (down->in + down->out);
 }
 
@@ -128,10 +128,8 @@ static void arrange_item(const void *about, int64_t item, int worker) {
         of->next[i] = of->first[i];
     }
     of->hit[number] = hits;
-    for (int64_t pair = 0; pair < pairs; pair++) {
+    for (int64_t pair = 0; pair < pairs; pair++)
         of->place[pair] = of->next[of->chosen[pair]]++;
-        of->row[of->place[pair]] = (int32_t)(pair / of->experts->each);
-    }
 }
 
 /* The pairs of an expert. */
@@ -148,25 +146,26 @@ static Rows rows_of(const Weight *weight, float *memory, Hit hit) {
     return rows_in(memory + floats_of(weight, hit.first), weight, hit.count);
 }
 
-static void outer_item(const void *about, int64_t row, int worker) {
-    const Mixture *of = about;
-    const Weight *weight = of->experts->gate_up[0];
-    (void)worker;
+/* Bring the pairs of a row into the order in which the weights of their experts read them: the row itself for gate and up,
+ * its hidden numbers for down. */
+INLINE void prepare_pairs(const Mixture *of, int64_t row, const int down) {
+    const Weight *weight = (down ? of->experts->down : of->experts->gate_up)[0];
     for (int64_t pair = row * of->experts->each; pair < (row + 1) * of->experts->each; pair++) {
         const Hit hit = hit_of(of, of->chosen[pair]);
-        prepare(of->rows + row * weight->in, 0, rows_of(weight, of->outer, hit), of->place[pair] - hit.first, hit.count);
+        const int64_t place = of->place[pair];
+        const float *from = down ? of->hidden + place * weight->in : of->rows + row * weight->in;
+        prepare(from, 0, rows_of(weight, down ? of->inner : of->outer, hit), place - hit.first, hit.count);
     }
 }
 
-static void inner_item(const void *about, int64_t row, int worker) {
-    const Mixture *of = about;
-    const Weight *weight = of->experts->down[0];
+static void outer_item(const void *about, int64_t row, int worker) {
     (void)worker;
-    for (int64_t pair = row * of->experts->each; pair < (row + 1) * of->experts->each; pair++) {
-        const Hit hit = hit_of(of, of->chosen[pair]);
-        prepare(of->hidden + of->place[pair] * weight->in, 0, rows_of(weight, of->inner, hit), of->place[pair] - hit.first,
-                hit.count);
-    }
+    prepare_pairs(about, row, 0);
+}
+
+static void inner_item(const void *about, int64_t row, int worker) {
+    (void)worker;
+    prepare_pairs(about, row, 1);
 }
 
 /* The tiles of gate, or of down, of all experts that are hit, one expert after the other. */
@@ -235,8 +234,7 @@ static void experts_on(Threads threads, Mixture of, float *memory) {
     of.normed = memory;
     of.scores = of.normed + n * gate_up->in;
     of.place = (int32_t *)(of.scores + n * experts->number);
-    of.row = of.place + pairs;
-    of.first = of.row + pairs;
+    of.first = of.place + pairs;
     of.next = of.first + experts->number + 1;
     of.hit = of.next + experts->number;
     of.outer = (float *)(of.hit + experts->number + 1);
