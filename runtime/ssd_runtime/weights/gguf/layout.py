@@ -21,6 +21,7 @@ JOINED = {
 }
 """Ends of the names of transformers' parameters, and of those that files hold in their place."""
 JOINED_EXPERTS = tuple(end for end in JOINED if end.startswith(".experts."))
+"""Those among the ends of transformers' names that belong to experts."""
 RENAMED = {
     ".expert_bias": ".expert_bias.bias",
     ".router.scale": ".router.proj.scale",
@@ -139,7 +140,8 @@ def shape_of_parts(name: str, shape: Sequence[int], alternate: bool) -> tuple[in
 
 def joined_parts(name: str, parts: Sequence[Tensor], alternate: bool) -> Tensor:
     """The parameter `name` of its parts in a file, as `shape_of_parts` has them."""
+    is_bias = name.endswith("_bias")
     if not alternate or not name.endswith(JOINED_EXPERTS):
-        return parts[0] if len(parts) == 1 else torch.cat(list(parts), -2)
+        return parts[0] if len(parts) == 1 else torch.cat(list(parts), -1 if is_bias else -2)
     both = torch.stack(list(parts), 2).flatten(1, 2)
-    return both if name.endswith("_bias") else both.transpose(1, 2).contiguous()
+    return both if is_bias else both.transpose(1, 2).contiguous()
