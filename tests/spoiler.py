@@ -24,6 +24,8 @@ NAMES = {
     "attention": "block segments count cos sin bytes width stride x x_bytes n longest y memory floats threads",
 }
 OPTIONAL = ("norm", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "clamp")
+SIZE_OF = {"bias_bytes": "bias", "number": "chosen", "router_bytes": "router"}
+"""Numbers that are read only where the other one, an address, is given."""
 FILL = 0x55
 
 
@@ -70,6 +72,8 @@ class Spoiler:
         for structure in _structures(function, given):
             for name, kind in structure._fields_:
                 kept = getattr(structure, name)
+                if (told := SIZE_OF.get(name)) and not getattr(structure, told, True):
+                    continue
                 for value in _spoilt(name, kept) if kind is not ctypes.c_float else ():
                     setattr(structure, name, value)
                     spoilt(name, *args)

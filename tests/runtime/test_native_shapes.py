@@ -236,7 +236,7 @@ def test_a_wrong_number_is_refused_or_changes_nothing(instructions: Library) -> 
         assert near(mixture.call(), mixture.expected()), seed
     codes = [code for spoiler in spoilers for code in spoiler.codes]
     assert len(set(codes)) > 20
-    assert sum(code > 0 for code in codes) > 0.7 * len(codes)
+    assert sum(code > 0 for code in codes) > 0.8 * len(codes)
 
 
 def attention_with(block: Block, **changes: Any) -> Callable[[], object]:
@@ -343,8 +343,8 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
         kernel.own_threads = own
     expert = NativeMlp(*(kernel for kernel, _ in kinds))
     experts = NativeExperts([expert] * 3, Router(torch.randn(3, block.hidden), None, 2, Routing.SHARES))
-    parts = [NativeSubLayer(0, 0, block.attention)]
-    parts += [NativeSubLayer(0, 0, mlp=each, norm=norm) for each in (mlp, experts)]
+    parts = [NativeSubLayer(0, 0, block.attention), NativeSubLayer(0, 0, mlp=mlp, norm=norm)]
+    parts.append(NativeSubLayer(0, 0, mlp=experts, norm=block.norm))
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
     return block, random.choices(parts, k=random.randint(1, 5)), torch.randn(sum(block.rows), block.hidden), batch
 
@@ -362,7 +362,7 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
         kept = [cache.clone() for cache in block.caches]
         for cache, old in zip(block.caches, before, strict=True):
             cache.copy_(old)
-        torch.testing.assert_close(NativeRun(parts)(x, batch), expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(NativeRun(parts)(x, batch), expected), seed
         assert all(map(torch.equal, block.caches, kept)), seed
 
 

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import LayerKind, layer_kinds
+from ssd_runtime.model.layer.experts import are_transposed
 from ssd_runtime.model.layer.layer import present
 from ssd_runtime.model.layer.layer_inputs import INJECTION
 from ssd_runtime.weights.kernels.kernel import Kernel
@@ -83,7 +84,7 @@ def _single_experts(model: nn.Module, block: str) -> list[str]:
     """Replace the experts of a block by single ones without memory, whose names are returned."""
     joined: Any = model.get_submodule(f"{block}.experts")
     count, hidden, inner = joined.down_proj.shape
-    if joined.gate_up_proj.shape[1] == inner:  # both are [experts, in, out]
+    if are_transposed(joined.gate_up_proj, joined.down_proj):
         hidden, inner = inner, hidden
     sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
     biased = hasattr(joined, "down_proj_bias")

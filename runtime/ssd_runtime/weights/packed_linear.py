@@ -126,14 +126,14 @@ class PackedExperts(nn.Module):
         return total
 
     def joined(self, gate: Tensor, up: Tensor) -> Tensor:
-        """The input [..., inner] of `down_proj` for the outputs of the other two."""
+        """The input [..., inner] of `down_proj` for the outputs `gate` and `up` [..., inner] of the other two."""
         if self.act_fn is not None:
             return self.act_fn(gate) * up
         assert self._gated is not None
         return self._gated(torch.stack([gate, up], -1).flatten(-2))
 
     def gated_halves(self, both: Tensor) -> Tensor:
-        """The same for the outputs side by side [..., 2 inner]."""
+        """The input [..., inner] of `down_proj` for `both` [..., 2 inner], the outputs of gate and up side by side."""
         return self.joined(*both.chunk(2, -1))
 
 

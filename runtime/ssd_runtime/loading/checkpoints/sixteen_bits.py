@@ -19,6 +19,7 @@ from ssd_runtime.devices.memory import return_freed
 from ssd_runtime.loading.checkpoints.pretrained import unfilled_model
 from ssd_runtime.loading.packing import EMBEDDINGS, fill, pack, replace_embedding, share_kernel
 from ssd_runtime.model.family.families import family_of
+from ssd_runtime.model.layer.experts import are_transposed
 from ssd_runtime.weights.kernels.kernel import computes
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.linear import side_by_side
@@ -89,7 +90,7 @@ def _stored(own: Mapping[str, Tensor], name: str) -> Tensor:
     block, number, which = expert.groups()
     end = "_bias" if kind == "bias" else ""
     joined, down = (own[f"{block}.{part}{end}"][int(number)] for part in ("gate_up_proj", "down_proj"))
-    alternate = own[f"{block}.gate_up_proj"].shape[1] == own[f"{block}.down_proj"].shape[2]
+    alternate = are_transposed(own[f"{block}.gate_up_proj"], own[f"{block}.down_proj"])
     joined, down = (joined.T, down.T) if alternate and not end else (joined, down)
     if which == "down_proj":
         return down.contiguous()

@@ -187,10 +187,7 @@ class Experts:
 def router_of(module: nn.Module) -> Router | None:
     """A router as our own code computes it; None unless it chooses and weighs the experts of some rows so."""
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    plain = [isinstance(each, nn.Parameter) and each.is_contiguous() for each in (weight, bias) if each is not None]
-    if weight is None or not all(plain) or hooked(module):
-        return None
-    if any(each.dtype != torch.float32 or each.device.type != "cpu" for each in (weight, bias) if each is not None):
+    if hooked(module) or not _is_read(weight) or not (bias is None or _is_read(bias)):
         return None
     probe = torch.randn(PROBED, weight.shape[1], generator=torch.Generator().manual_seed(0))
     weights, chosen = module(probe)[-2:]
@@ -200,6 +197,12 @@ def router_of(module: nn.Module) -> Router | None:
         if torch.equal(best, chosen) and torch.allclose(expected, weights, rtol=1e-4):
             return Router(weight.detach(), None if bias is None else bias.detach(), chosen.shape[1], form)
     return None
+
+
+def _is_read(tensor: Any) -> bool:
+    """Whether our own code can read a parameter where it lies."""
+    plain = isinstance(tensor, nn.Parameter) and tensor.is_contiguous()
+    return plain and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def clamp_of(experts: PackedExperts | nn.Module) -> tuple[float, float] | None:
@@ -237,11 +240,16 @@ def _views(experts: Any) -> list[nn.Module]:
         )
     if any(each.is_meta for each in found.values()):
         raise UserError("model: experts cannot be offloaded; load the model on one device that holds it")
-    transposed = found["gate_up_proj"].shape[1] == found["down_proj"].shape[2]
+    transposed = are_transposed(found["gate_up_proj"], found["down_proj"])
     return [
         nn.ModuleDict({name: _linear(found, name, number, transposed) for name in names})
         for number in range(len(found["down_proj"]))
     ]
+
+
+def are_transposed(gate_up: Tensor, down: Tensor) -> bool:
+    """Whether the weights of all experts are [experts, in, out] and not [experts, out, in]."""
+    return gate_up.shape[1] == down.shape[2]
 
 
 def _linear(found: Mapping[str, Tensor], name: str, expert: int, transposed: bool) -> nn.Linear:
