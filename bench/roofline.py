@@ -177,18 +177,22 @@ def held_bytes(model: nn.Module) -> dict[str, int]:
         "MLP": [layer.mlp for layer in layers],  # type: ignore[union-attr]
         "head": [model.lm_head],  # type: ignore[list-item]
     }
-    return {kind: sum(map(_matrices, modules)) for kind, modules in parts.items()}
+    about: Any = model.config
+    used = int(getattr(about, "num_experts_per_tok", None) or getattr(about, "top_k_experts", None) or 0)
+    return {kind: sum(_matrices(each, used) for each in modules) for kind, modules in parts.items()}
 
 
-def _matrices(module: nn.Module) -> int:
-    """Bytes of a module's matrices that a row reads; projections that share a kernel count once."""
+def _matrices(module: nn.Module, used: int = 0) -> int:
+    """Bytes of a module's matrices that a row reads, which goes to `used` experts.
+
+    Projections that share a kernel count once.
+    """
     kernels = {id(each.kernel): each.kernel.nbytes for each in module.modules() if isinstance(each, PackedLinear)}
     whole = sum(kernels.values()) + sum(each.nbytes for each in module.parameters() if each.ndim == 2)
     experts = getattr(module, "experts", None)
     if not isinstance(experts, PackedExperts):
         return whole
-    router: Any = next(each for each in module.children() if hasattr(each, "top_k"))
-    return whole - (len(experts.each) - router.top_k) * _matrices(experts.each[0])
+    return whole - (len(experts.each) - used) * _matrices(experts.each[0])
 
 
 def loop_seconds(buffer: Tensor) -> float:

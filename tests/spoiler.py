@@ -39,6 +39,8 @@ class Spoiler:
         self.real = real
         self.codes = list[int]()
 
+    write = Library.write
+
     def refusal(self, code: int) -> RuntimeError:
         return self.real.refusal(code)
 

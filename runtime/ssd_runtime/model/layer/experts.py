@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -199,10 +199,11 @@ def router_of(module: nn.Module) -> Router | None:
     return None
 
 
-def _is_read(tensor: Any) -> bool:
+def _is_read(tensor: object) -> TypeGuard[nn.Parameter]:
     """Whether our own code can read a parameter where it lies."""
-    plain = isinstance(tensor, nn.Parameter) and tensor.is_contiguous()
-    return plain and tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    if not isinstance(tensor, nn.Parameter) or not tensor.is_contiguous():
+        return False
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def clamp_of(experts: PackedExperts | nn.Module) -> tuple[float, float] | None:

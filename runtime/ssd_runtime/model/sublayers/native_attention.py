@@ -15,7 +15,7 @@ from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.native.library import floats, library
+from ssd_runtime.weights.native.library import library
 
 QUERIES = 32
 """Most queries of a key-value head that are attended together."""
@@ -155,15 +155,14 @@ class NativeAttention:
         """
         x = x.contiguous()
         n = x.shape[0]
-        y = torch.empty_like(x)
         given = (SegmentPlace * len(segments))(*(described_rows(segment, kind) for segment in segments))
         for segment, place in zip(segments, given, strict=True):
             locate(place, segment, kind, layer)
         longest = longest_of(segments, kind)
-        threads = torch.get_num_threads()
-        size = self.floats(n, longest, threads)
-        memory = floats(size)
-        code = self._library.attention(
+        return self._library.write(
+            torch.empty_like(x),
+            self.floats(n, longest, torch.get_num_threads()),
+            self._library.attention,
             self.address,
             ctypes.addressof(given),
             len(given),
@@ -172,14 +171,7 @@ class NativeAttention:
             x.nbytes,
             n,
             longest,
-            y.data_ptr(),
-            memory.data_ptr(),
-            size,
-            threads,
         )
-        if code:
-            raise self._library.refusal(code)
-        return y
 
 
 def described_rows(segment: Segment, kind: int) -> SegmentPlace:

@@ -22,7 +22,7 @@ from ssd_runtime.model.sublayers.native_attention import (
 )
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
-from ssd_runtime.weights.native.library import floats, library
+from ssd_runtime.weights.native.library import library
 
 
 class _SubLayer(ctypes.Structure):
@@ -116,19 +116,14 @@ class NativeRun:
                 at += 1
         size = max((block.floats(n, seen[kind][0], threads) for kind, block in self._blocks), default=0)
         size = x.numel() + max(size, *(mlp.floats(n) for mlp in self._mlps), 0)
-        y, memory = torch.empty_like(x), floats(size)
-        code = found.run(
+        return found.write(
+            torch.empty_like(x),
+            size,
+            found.run,
             ctypes.addressof(self._steps),
             len(self._steps),
             len(sequences),
             x.data_ptr(),
             x.nbytes,
             n,
-            y.data_ptr(),
-            memory.data_ptr(),
-            size,
-            threads,
         )
-        if code:
-            raise found.refusal(code)
-        return y

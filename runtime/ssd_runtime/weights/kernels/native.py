@@ -209,11 +209,12 @@ class Native:
         y = floats(n, self.out_features)
         if self._chosen is not None:
             y.numpy().fill(-math.inf)  # by this thread: torch's others would take turns with ours
-        size = n * self.row_floats
-        memory = floats(size)
         if residual is not None:
             residual = residual.contiguous()
-        code = self.library.linear(
+        return self.library.write(
+            y,
+            n * self.row_floats,
+            self.library.linear,
             self.address,
             None if norm is None else norm.address,
             x.data_ptr(),
@@ -221,14 +222,7 @@ class Native:
             n,
             None if residual is None else residual.data_ptr(),
             0 if residual is None else residual.nbytes,
-            y.data_ptr(),
-            memory.data_ptr(),
-            size,
-            torch.get_num_threads(),
         )
-        if code:
-            raise self.library.refusal(code)
-        return y
 
 
 def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

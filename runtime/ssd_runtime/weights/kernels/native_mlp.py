@@ -34,23 +34,18 @@ class NativeMlp(NamedTuple):
         """The block's result [n, hidden] for fp32 states `x` [n, hidden]. Raises RuntimeError if sizes do not agree."""
         x = x.contiguous()
         n = x.shape[0]
-        y, size = floats(n, self.down.out_features), self.floats(n)
-        memory, found = floats(size), self.gate_up.library
-        code = found.mlp(
+        found = self.gate_up.library
+        return found.write(
+            floats(n, self.down.out_features),
+            self.floats(n),
+            found.mlp,
             self.gate_up.address,
             self.down.address,
             None if norm is None else norm.address,
             x.data_ptr(),
             x.nbytes,
             n,
-            y.data_ptr(),
-            memory.data_ptr(),
-            size,
-            torch.get_num_threads(),
         )
-        if code:
-            raise found.refusal(code)
-        return y
 
 
 class Routing(IntEnum):
@@ -166,9 +161,11 @@ class NativeExperts:
         if choice is not None:
             weights, chosen = choice[0].float().contiguous(), choice[1].to(torch.int32).contiguous()
             self._about.each = chosen.shape[1]
-        y, size = torch.empty_like(x), self.floats(n)
-        memory, found = floats(size), self._first.gate_up.library
-        code = found.experts(
+        found = self._first.gate_up.library
+        return found.write(
+            torch.empty_like(x),
+            self.floats(n),
+            found.experts,
             self.address,
             None if norm is None else norm.address,
             x.data_ptr(),
@@ -178,11 +175,4 @@ class NativeExperts:
             None if weights is None else weights.data_ptr(),
             0 if chosen is None else chosen.nbytes,
             int(added),
-            y.data_ptr(),
-            memory.data_ptr(),
-            size,
-            torch.get_num_threads(),
         )
-        if code:
-            raise found.refusal(code)
-        return y

@@ -20,7 +20,7 @@ typedef struct {
     int64_t number, each, routing;
 } Experts;
 
-/* What the items of a mixture read and write, which all but `x` and `y` lies in the memory of the call. */
+/* What the items of a mixture read and write. All but `x`, `y` and the caller's choice lies in the memory of the call. */
 typedef struct {
     const Experts *experts;
     const Norm *norm;

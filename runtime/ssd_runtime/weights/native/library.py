@@ -6,7 +6,7 @@ import ctypes
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -61,6 +61,17 @@ class Library:
         self._set_torch_threads = functions.set_torch_threads
         self._set_torch_threads.argtypes = (ctypes.c_int,)
         self._set_torch_threads.restype = None
+
+    def write(self, y: Tensor, size: int, function: Callable[..., int], *given: object) -> Tensor:
+        """Call a function with what it is `given`, so that it writes `y` with `size` floats of memory; returns `y`.
+
+        It runs on as many threads as torch uses. Raises RuntimeError with the rule of `checks.h` that the call breaks.
+        """
+        memory = floats(size)
+        code = function(*given, y.data_ptr(), memory.data_ptr(), size, torch.get_num_threads())
+        if code:
+            raise self.refusal(code)
+        return y
 
     def refusal(self, code: int) -> RuntimeError:
         """The error for a call that returned `code` and did nothing, with the rule of `checks.h` that it breaks."""

@@ -3,8 +3,9 @@
 #include "exponential.h"
 #include "project.h"
 
-INLINE Floats silu(Floats x) {
-    const Floats bounded = larger(smaller(x, all(87.0f)), all(-87.0f));
+/* x * sigmoid(by). */
+INLINE Floats sigmoid_times(Floats by, Floats x) {
+    const Floats bounded = larger(smaller(by, all(87.0f)), all(-87.0f));
     return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
 }
 
@@ -15,12 +16,10 @@ typedef struct {
 
 INLINE Floats activated(Floats gate, Floats up, const Clamp *clamp) {
     if (!clamp)
-        return multiply(silu(gate), up);
-    const Floats limit = all(clamp->limit), least = all(-clamp->limit);
-    const Floats bounded = smaller(limit, gate), scaled_gate = multiply(bounded, all(clamp->alpha));
-    const Floats low = larger(smaller(scaled_gate, all(87.0f)), all(-87.0f));
-    const Floats share = divide(all(1.0f), add(all(1.0f), exponential(subtract(zeros(), low))));
-    return multiply(multiply(bounded, share), add(larger(least, smaller(limit, up)), all(1.0f)));
+        return multiply(sigmoid_times(gate, gate), up);
+    const Floats limit = all(clamp->limit), bounded = smaller(limit, gate);
+    const Floats glu = sigmoid_times(multiply(bounded, all(clamp->alpha)), bounded);
+    return multiply(glu, add(larger(all(-clamp->limit), smaller(limit, up)), all(1.0f)));
 }
 
 /* The products of gate and up in tiles `begin` to `end` of the half that is gate; those of up lie half the weight behind. y is
