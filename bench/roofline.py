@@ -30,6 +30,7 @@ from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.devices.clock import seconds
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.family.families import family_of
 from ssd_runtime.profiling.kernel_choice import fitted_decoder
 from ssd_runtime.profiling.llama_bench import llama_bench
 from ssd_runtime.sampling.argmax import argmax
@@ -47,8 +48,8 @@ LOOP_BYTES = 1 << 30
 """Bytes that the loop reads: many times a processor's cache."""
 EXPERTS = "_exps."
 """Part of the names of a file's tensors of all experts, of which a row reads some."""
-KINDS = {"attention": ".attn_", "MLP": ".ffn_", "head": ""}
-"""The kinds of weights, and what names of a file's tensors have in them."""
+KINDS = {"MLP": ".ffn_", "mixers": "blk.", "head": ""}
+"""The kinds of weights, and what names of a file's tensors have in them that have nothing of those before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def file_bytes(index: GgufIndex) -> dict[str, int]:
     about: Mapping[str, Any] = index.metadata
     experts, used = (about.get(f"{index.architecture}.expert_{key}", 1) for key in ("count", "used_count"))
     for name, place in index.tensors.items():
-        kind = next((kind for kind, part in KINDS.items() if part and part in name), "head")
+        kind = next(kind for kind, part in KINDS.items() if part in name)
         if len(place.shape) > 1 and (kind != "head" or name == head):
             found[kind] += place.nbytes * used // experts if EXPERTS in name else place.nbytes
     return found
@@ -171,15 +172,13 @@ def file_bytes(index: GgufIndex) -> dict[str, int]:
 
 def held_bytes(model: nn.Module) -> dict[str, int]:
     """Bytes of a model's matrices that a step reads, by kind, as the modules hold them."""
-    layers = model.model.layers  # type: ignore[union-attr]
-    parts: dict[str, list[nn.Module]] = {
-        "attention": [layer.self_attn for layer in layers],  # type: ignore[union-attr]
-        "MLP": [layer.mlp for layer in layers],  # type: ignore[union-attr]
-        "head": [model.lm_head],  # type: ignore[list-item]
-    }
-    about: Any = model.config
-    used = int(getattr(about, "num_experts_per_tok", None) or getattr(about, "top_k_experts", None) or 0)
-    return {kind: sum(_matrices(each, used) for each in modules) for kind, modules in parts.items()}
+    of: Any = model
+    config = of.config
+    family, layers = family_of(config), of.model.layers
+    used = int(getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0)
+    mlps = sum(_matrices(getattr(layer, family.mlp), used) for layer in layers)
+    every = sum(_matrices(layer, used) for layer in layers)
+    return {"MLP": mlps, "mixers": every - mlps, "head": _matrices(of.lm_head)}
 
 
 def _matrices(module: nn.Module, used: int = 0) -> int:
@@ -187,12 +186,11 @@ def _matrices(module: nn.Module, used: int = 0) -> int:
 
     Projections that share a kernel count once.
     """
-    kernels = {id(each.kernel): each.kernel.nbytes for each in module.modules() if isinstance(each, PackedLinear)}
+    parts = list(module.modules())
+    kernels = {id(each.kernel): each.kernel.nbytes for each in parts if isinstance(each, PackedLinear)}
     whole = sum(kernels.values()) + sum(each.nbytes for each in module.parameters() if each.ndim == 2)
-    experts = getattr(module, "experts", None)
-    if not isinstance(experts, PackedExperts):
-        return whole
-    return whole - (len(experts.each) - used) * _matrices(experts.each[0])
+    mixtures = (each for each in parts if isinstance(each, PackedExperts))
+    return whole - sum((len(mixture.each) - used) * _matrices(mixture.each[0]) for mixture in mixtures)
 
 
 def loop_seconds(buffer: Tensor) -> float:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import rms_norm
+from torch.nn.functional import gelu, rms_norm, silu
 
 from ssd_runtime.model.batch.rotary import Rotation, rotate
 from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
-from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeMlp
 from tests.native_weights import weight4, weight8, weight16
 
 EPSILON = 1e-5
@@ -28,6 +30,48 @@ def any_weight(out: int, width: int, own: bool, quantised: bool | None = None) -
     return kernel, dense
 
 
+def any_norm(width: int) -> RmsNorm | None:
+    """A random norm of rows of `width` numbers, or none."""
+    return random.choice([None, RmsNorm(torch.rand(width), EPSILON)])
+
+
+def any_connection(hidden: int, is_normed: bool = False) -> Connection | None:
+    """A random connection to the residual stream, or none; if `is_normed`, one with a norm before the block."""
+    before = RmsNorm(torch.rand(hidden), EPSILON) if is_normed else any_norm(hidden)
+    found = Connection(before, any_norm(hidden), random.choice([1.0, 0.3]))
+    return random.choice([Connection(before), found, found if is_normed else None])
+
+
+def normed(x: Tensor, norm: RmsNorm | None) -> Tensor:
+    """The rows of `x`, normed."""
+    return x if norm is None else rms_norm(x, (len(norm.weight),), norm.weight, EPSILON)
+
+
+def connected(x: Tensor, connection: Connection | None, block: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a block with this connection should make of `x`."""
+    if connection is None:
+        return block(x)
+    return x + connection.factor * normed(block(normed(x, connection.norm)), connection.after)
+
+
+def silu_mlp(gate_up: Native, down: Native) -> NativeMlp:
+    """An MLP with the usual activation."""
+    return NativeMlp(gate_up, down, Activation(Function.SILU))
+
+
+def any_activation() -> Activation:
+    """A random way to join gate and up."""
+    return Activation(random.choice(list(Function)), 1.7, 5.0)
+
+
+def activated(by: Activation, gate: Tensor, up: Tensor) -> Tensor:
+    """What an activation should make of gate and up."""
+    if by.function == Function.CLAMPED:
+        gate = gate.clamp(max=by.limit)
+        return gate * torch.sigmoid(by.alpha * gate) * (up.clamp(-by.limit, by.limit) + 1)
+    return (silu(gate) if by.function == Function.SILU else gelu(gate, approximate="tanh")) * up
+
+
 class Block:
     """A random attention block on random sequences."""
 
@@ -35,23 +79,30 @@ class Block:
         self.head_dim, group = random.choice(head_dims), random.choice([1, 2, 3])
         self.kv_heads = random.choice([2, 4])
         self.heads, self.hidden = self.kv_heads * group, 32 * random.randint(1, 6)
-        self.norm = RmsNorm(torch.rand(self.hidden), EPSILON)
-        self.head_norm = random.choice([None, RmsNorm(torch.rand(self.head_dim), EPSILON)])
+        self.connection = any_connection(self.hidden)
+        self.gated = random.choice([False, False, True])
         heads, kv_heads = self.heads, self.kv_heads
-        sizes = random.choice([[heads + 2 * kv_heads], [heads + kv_heads, kv_heads], [heads, kv_heads, kv_heads]])
+        together = random.choice([False, not self.gated])
+        self.norms = [any_norm(self.head_dim * (count if together else 1)) for count in (heads, kv_heads)]
+        own_heads = heads * (1 + self.gated)
+        sizes = random.choice(
+            [[own_heads + 2 * kv_heads], [own_heads + kv_heads, kv_heads], [own_heads, kv_heads, kv_heads]]
+        )
         self.quantised = random.choice([True, False])
         qkv = [any_weight(size * self.head_dim, self.hidden, own, self.quantised) for size in sizes]
         output, self.dense_output = any_weight(self.hidden, heads * self.head_dim, own)
         self.dense_qkv = torch.cat([dense for _, dense in qkv])
-        size = 1.0 if self.head_norm else float((self.dense_qkv * self.norm.weight).square().sum(1).mean())
-        self.scale = self.head_dim**-0.5 / size
+        size = float((normed(torch.randn(9, self.hidden), self.norm) @ self.dense_qkv.T).square().mean())
+        unnormed = sum(each is None for each in self.norms)
+        self.scale = self.head_dim**-0.5 / size ** (unnormed / 2)
         """Scores are about 1, so that rounding of rows moves shares little."""
         self.parts: dict[str, Any] = {
             "qkv": [kernel for kernel, _ in qkv],
             "output": output,
-            "norm": self.norm,
-            "q_norm": self.head_norm,
-            "k_norm": self.head_norm,
+            "connection": self.connection,
+            "q_norm": self.norms[0],
+            "k_norm": self.norms[1],
+            "gated": self.gated,
             "heads": heads,
             "kv_heads": kv_heads,
             "head_dim": self.head_dim,
@@ -75,6 +126,11 @@ class Block:
         self.rotation: Rotation | None = random.choice(
             [None, (self.angles.cos().contiguous(), self.angles.sin().contiguous())]
         )
+
+    @property
+    def norm(self) -> RmsNorm | None:
+        """The norm of its input."""
+        return None if self.connection is None else self.connection.norm
 
     def pairs(self) -> list[tuple[int, int]]:
         return list(zip(self.known, self.rows, strict=True))
@@ -112,16 +168,23 @@ class Block:
 
     def expected(self, x: Tensor) -> Tensor:
         """What the call returns if rows are not rounded."""
-        heads, kv_heads = self.heads, self.kv_heads
-        qkv = rms_norm(x, (self.hidden,), self.norm.weight, EPSILON) @ self.dense_qkv.T
-        queries, keys, values = qkv.unflatten(1, (-1, self.head_dim)).split([heads, kv_heads, kv_heads], 1)
-        turned = torch.cat([queries, keys], 1)
-        if self.head_norm is not None:
-            turned = rms_norm(turned, (self.head_dim,), self.head_norm.weight, EPSILON)
+        caches = [self.numbers(cache) for cache in self.caches]
+        y = connected(x, self.connection, lambda rows: self._output(rows, caches))
+        return torch.cat([y.flatten(), *(cache.flatten() for cache in caches)])
+
+    def _output(self, x: Tensor, caches: list[Tensor]) -> Tensor:
+        """The output of normed rows; writes keys and values to `caches`."""
+        heads, kv_heads, size = self.heads, self.kv_heads, self.head_dim
+        queries, rest = (x @ self.dense_qkv.T).split([heads * (1 + self.gated) * size, 2 * kv_heads * size], 1)
+        keys, values = rest.chunk(2, 1)
+        gates = None
+        if self.gated:
+            queries, gates = (each.flatten(1) for each in queries.unflatten(1, (heads, 2, size)).unbind(2))
+        turned = torch.cat([self._heads(queries, self.norms[0]), self._heads(keys, self.norms[1])], 1)
         if self.rotation is not None:
             turned = rotate(turned, tuple(each[:, : heads + kv_heads] for each in self.rotation))  # type: ignore[arg-type]
         queries, keys = turned.split([heads, kv_heads], 1)
-        caches, mixed, at = [self.numbers(cache) for cache in self.caches], list[Tensor](), 0
+        values, mixed, at = values.unflatten(1, (-1, size)), list[Tensor](), 0
         for cache, bias, (known, rows) in zip(caches, self.biases, self.pairs(), strict=True):
             own = slice(at, at + rows)
             cache[:, :, known:] = torch.stack([keys[own], values[own]]).transpose(1, 2)
@@ -132,5 +195,10 @@ class Block:
                 scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, rows, 1)], -1)
             mixed.append((scores.softmax(-1)[..., : known + rows] @ seen[1]).transpose(0, 1).flatten(1))
             at += rows
-        y = x + torch.cat(mixed) @ self.dense_output.T
-        return torch.cat([y.flatten(), *(cache.flatten() for cache in caches)])
+        whole = torch.cat(mixed)
+        return (whole if gates is None else whole * gates.sigmoid()) @ self.dense_output.T
+
+    def _heads(self, x: Tensor, norm: RmsNorm | None) -> Tensor:
+        """The heads [n, heads, head_dim] of `x`, each normed, or all together."""
+        width = self.head_dim if norm is None else len(norm.weight)
+        return normed(x.unflatten(1, (-1, width)), norm).flatten(1).unflatten(1, (-1, self.head_dim))

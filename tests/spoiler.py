@@ -7,23 +7,24 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ssd_runtime.model.sublayers.native_attention import SegmentPlace, _Block
-from ssd_runtime.weights.kernels.kernel import _Norm
+from ssd_runtime.weights.kernels.kernel import _Connection, _Norm
 from ssd_runtime.weights.kernels.native import _Weight
-from ssd_runtime.weights.kernels.native_mlp import _Experts
+from ssd_runtime.weights.kernels.native_mlp import Activation, _Experts
 from ssd_runtime.weights.native.library import Library
 
 WRONG = (0, -1, 1, 2**28, 2**31 + 1, 2**62, 2**63 - 1, -(2**63))
 """Numbers that stand in for each number of a call, beside its neighbours."""
 THREADS = (0, -1, -(2**31), 3)
-FREE = ("slots", "own", "format", "routing", "added")
+FREE = ("slots", "own", "format", "routing", "function")
 """Numbers that nothing else tells: they choose among slots that the pool has, formats of as many bytes, and forms."""
 NAMES = {
     "linear": "weight norm x x_bytes n residual residual_bytes y memory floats threads",
-    "mlp": "weight down norm x x_bytes n y memory floats threads",
-    "experts": "experts norm x x_bytes n chosen weights choice_bytes added y memory floats threads",
-    "attention": "block segments count cos sin bytes width stride x x_bytes n longest y memory floats threads",
+    "mlp": "weight down activation connection x x_bytes n y memory floats threads",
+    "experts": "experts connection x x_bytes n chosen weights choice_bytes y memory floats threads",
+    "attention": "block connection segments count cos sin bytes width stride x x_bytes n longest y memory floats "
+    "threads",
 }
-OPTIONAL = ("norm", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "clamp")
+OPTIONAL = ("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks")
 SIZE_OF = {"bias_bytes": "bias", "number": "chosen", "router_bytes": "router"}
 """Numbers that are read only where the other one, an address, is given."""
 FILL = 0x55
@@ -118,12 +119,19 @@ def _segments(function: str, given: dict[str, Any]) -> list[SegmentPlace]:
 def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
     """All structures that a call's addresses lead to."""
     norms, weights, found = [given.get("norm")], [given.get("weight"), given.get("down")], list[ctypes.Structure]()
+    if given.get("connection") is not None:
+        connection = _Connection.from_address(given["connection"])
+        norms += [connection.norm, connection.after]
+        found.append(connection)
+    if function == "mlp":
+        found.append(Activation.from_address(given["activation"]))
     if function == "attention":
         block = _Block.from_address(given["block"])
-        norms += [block.norm, block.q_norm, block.k_norm]
+        norms += [block.q_norm, block.k_norm]
         weights += [*(ctypes.c_void_p * block.projections).from_address(block.qkv), block.output]
         found += [block, *_segments(function, given)]
     if function == "experts":
-        found += [_Experts.from_address(given["experts"]), *_weights_of(given["experts"])]
+        about = _Experts.from_address(given["experts"])
+        found += [about, Activation.from_address(about.activation), *_weights_of(given["experts"])]
     found += [_Norm.from_address(each) for each in norms if each is not None]
     return found + [_Weight.from_address(each) for each in weights if each is not None]

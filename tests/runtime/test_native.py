@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
-from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import GROUP, Native
-from ssd_runtime.weights.kernels.native_mlp import NativeMlp
 from ssd_runtime.weights.native import library as native
 from ssd_runtime.weights.native.library import NEEDED, library
+from tests.native_blocks import silu_mlp
 from tests.native_weights import weight4, weight8
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -77,11 +77,11 @@ def test_a_rows_result_is_the_same_to_the_bit_whatever_stands_beside_it(make: ob
     x = torch.randn(33, 64) * torch.logspace(-3, 3, 33)[:, None]
     torch.set_num_threads(1)
     alone = torch.cat([whole.fused(row[None], norm, None) for row in x])
-    alone_mlp = torch.cat([NativeMlp(whole, down)(row[None], norm) for row in x])
+    alone_mlp = torch.cat([silu_mlp(whole, down)(row[None], Connection(norm)) for row in x])
     torch.set_num_threads(count)
     for rows in ROWS:
         assert torch.equal(whole.fused(x[:rows], norm, None), alone[:rows])
-        assert torch.equal(NativeMlp(whole, down)(x[:rows], norm), alone_mlp[:rows])
+        assert torch.equal(silu_mlp(whole, down)(x[:rows], Connection(norm)), alone_mlp[:rows])
 
 
 @needs_native
@@ -91,10 +91,10 @@ def test_torchs_default_dtype_is_another_threads_business() -> None:
     whole, _ = weight8(192, 64)
     down, _ = weight8(64, 96)
     x = torch.randn(40, 64)
-    expected = [whole.fused(x, None, None), NativeMlp(whole, down)(x, None)]
+    expected = [whole.fused(x, None, None), silu_mlp(whole, down)(x, None)]
     torch.set_default_dtype(torch.bfloat16)
     try:
-        found = [whole.fused(x, None, None), NativeMlp(whole, down)(x, None)]
+        found = [whole.fused(x, None, None), silu_mlp(whole, down)(x, None)]
     finally:
         torch.set_default_dtype(torch.float32)
     for one, other in zip(expected, found, strict=True):
@@ -114,7 +114,7 @@ def test_the_norm_and_the_whole_mlp_are_the_modules(rows: int) -> None:
     assert (got - normed @ dense.T).norm() < 0.02 * got.norm()
     gate, up = (normed @ dense.T).chunk(2, -1)
     inner = silu(gate) * up @ dense_down.T
-    assert (NativeMlp(whole, down)(x, RmsNorm(weight, 1e-5)) - x - inner).norm() < 0.02 * inner.norm()
+    assert (silu_mlp(whole, down)(x, Connection(RmsNorm(weight, 1e-5))) - x - inner).norm() < 0.02 * inner.norm()
 
 
 @needs_native
@@ -128,7 +128,7 @@ def test_silu_holds_for_inputs_of_all_sizes(value: float) -> None:
     down = Native.of8(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1))
     x = torch.zeros(1, 64)
     x[0, 0], x[0, 32] = value, 1.0
-    got = NativeMlp(whole, down)(x, None)[0, :32] - x[0, :32]
+    got = silu_mlp(whole, down)(x, None)[0, :32]
     expected = silu(torch.full((32,), value))
     torch.testing.assert_close(got[1:], expected[1:], rtol=1e-5, atol=1e-30)
 

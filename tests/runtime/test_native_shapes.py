@@ -15,15 +15,26 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, silu
+from torch.nn.functional import linear
 
 from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttention
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
-from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp, Router, Routing
+from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
+from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, NativeMlp, Router, Routing
 from ssd_runtime.weights.native.library import Library
-from tests.native_blocks import EPSILON, Block, any_weight
+from tests.native_blocks import (
+    EPSILON,
+    Block,
+    activated,
+    any_activation,
+    any_connection,
+    any_norm,
+    any_weight,
+    connected,
+    normed,
+    silu_mlp,
+)
 from tests.native_weights import weight4, weight8, weight16
 from tests.spoiler import Spoiler
 
@@ -39,23 +50,27 @@ class Projections:
         self.hidden, self.inner, self.n = 32 * random.randint(1, 6), 32 * random.randint(1, 20), random.randint(0, 40)
         self.up, self.dense_up = any_weight(2 * self.inner, self.hidden, own)
         self.down, self.dense_down = any_weight(self.hidden, self.inner, own)
-        self.norm = random.choice([None, RmsNorm(torch.rand(self.hidden), EPSILON)])
+        self.norm, self.connection, self.activation = (
+            any_norm(self.hidden),
+            any_connection(self.hidden),
+            any_activation(),
+        )
         self.x, self.residual = (
             torch.randn(self.n, self.hidden),
             random.choice([None, torch.randn(self.n, 2 * self.inner)]),
         )
 
     def calls(self) -> Tensor:
-        return torch.cat(
-            [self.up.fused(self.x, self.norm, self.residual), NativeMlp(self.up, self.down)(self.x, self.norm)], 1
-        )
+        mlp = NativeMlp(self.up, self.down, self.activation)
+        return torch.cat([self.up.fused(self.x, self.norm, self.residual), mlp(self.x, self.connection)], 1)
 
     def expected(self) -> Tensor:
-        normed = self.x if self.norm is None else rms_norm(self.x, (self.hidden,), self.norm.weight, EPSILON)
-        product = normed @ self.dense_up.T
-        gate, up = product.chunk(2, -1)
+        product = normed(self.x, self.norm) @ self.dense_up.T
         product = product if self.residual is None else product + self.residual
-        return torch.cat([product, self.x + silu(gate) * up @ self.dense_down.T], 1)
+        return torch.cat([product, connected(self.x, self.connection, self.mlp)], 1)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return activated(self.activation, *(x @ self.dense_up.T).chunk(2, -1)) @ self.dense_down.T
 
 
 class Mixture:
@@ -67,6 +82,7 @@ class Mixture:
         self.each = random.randint(1, self.number)
         self.routing = random.choice(list(Routing)) if routing is None else routing
         kinds = [random.choice([weight4, weight8, partial(weight16, dtype=torch.float16)]) for _ in range(2)]
+        self.activation, self.connection = any_activation(), any_connection(self.hidden)
         self.experts = list[NativeMlp]()
         self.dense = list[tuple[Tensor, Tensor]]()
         for _ in range(self.number):
@@ -75,46 +91,38 @@ class Mixture:
                 kinds[1](self.hidden, self.inner),
             )
             up.own_threads = down.own_threads = own
-            self.experts.append(NativeMlp(up, down))
+            self.experts.append(NativeMlp(up, down, self.activation))
             self.dense.append((dense_up, dense_down))
         self.first = self.experts[0].gate_up
         self.router = torch.randn(self.number, self.hidden)
         self.bias = random.choice([None, torch.randn(self.number)])
-        self.clamp = random.choice([None, (1.7, 5.0)])
-        self.norm = random.choice([None, RmsNorm(torch.rand(self.hidden), EPSILON)])
         self.x = torch.randn(self.n, self.hidden)
         self.weights = torch.rand(self.n, self.each)
         self.chosen = torch.randint(self.number, (self.n, self.each))
 
     def native(self) -> NativeExperts:
         if self.routing is Routing.GIVEN:
-            return NativeExperts(self.experts, clamp=self.clamp)
-        return NativeExperts(self.experts, Router(self.router, self.bias, self.each, self.routing), self.clamp)
+            return NativeExperts(self.experts)
+        return NativeExperts(self.experts, Router(self.router, self.bias, self.each, self.routing))
 
     def call(self) -> Tensor:
-        if self.routing is Routing.GIVEN:
-            return self.native().of_normed(self.x, (self.weights, self.chosen))
-        return self.native()(self.x, self.norm)
+        choice = (self.weights, self.chosen) if self.routing is Routing.GIVEN else None
+        return self.native()(self.x, self.connection, choice)
 
     def expected(self) -> Tensor:
-        x, weights, chosen = self.x, self.weights, self.chosen
+        return connected(self.x, self.connection, self.output)
+
+    def output(self, x: Tensor) -> Tensor:
+        weights, chosen = self.weights, self.chosen
         if self.routing is not Routing.GIVEN:
-            x = x if self.norm is None else rms_norm(x, (self.hidden,), self.norm.weight, EPSILON)
             weights, chosen = linear(x, self.router, self.bias).softmax(-1).topk(self.each)
             weights = weights / weights.sum(-1, keepdim=True) if self.routing is Routing.SHARES else weights
-        total = torch.zeros_like(x) if self.routing is Routing.GIVEN else self.x.clone()
+        total = torch.zeros_like(x)
         for row in range(self.n):
             for weight, expert in zip(weights[row], chosen[row].tolist(), strict=True):
                 up, down = self.dense[expert]
-                total[row] += weight * (down @ self.activated(*(up @ x[row]).chunk(2)))
+                total[row] += weight * (down @ activated(self.activation, *(up @ x[row]).chunk(2)))
         return total
-
-    def activated(self, gate: Tensor, up: Tensor) -> Tensor:
-        if self.clamp is None:
-            return silu(gate) * up
-        alpha, limit = self.clamp
-        gate = gate.clamp(max=limit)
-        return gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + 1)
 
 
 def test_chosen_tiles_have_the_whole_weights_outputs_and_others_none(instructions: Library) -> None:
@@ -131,7 +139,7 @@ def test_chosen_tiles_have_the_whole_weights_outputs_and_others_none(instruction
         with pytest.raises(RuntimeError, match="chosen tiles"):
             projections.up.among(torch.tensor([random.choice([-1, every])])).fused(projections.x, None, None)
         with pytest.raises(RuntimeError, match="chosen tiles"):
-            NativeMlp(some, projections.down)(projections.x, None)
+            silu_mlp(some, projections.down)(projections.x, None)
 
 
 def _fewer_slots(segment: Any, block: Block) -> None:
@@ -187,9 +195,11 @@ def test_a_row_of_a_mixture_has_the_same_result_whatever_rows_stand_beside_it(in
     for seed in range(DRAWS):
         mixture = Mixture(seeded(seed, 1 + seed % 3), random.choice([Routing.SOFTMAX, Routing.SHARES]))
         native = mixture.native()
-        whole = native(mixture.x, mixture.norm)
+        whole = native(mixture.x, mixture.connection)
         for size in (1, 3, 17):
-            assert torch.equal(torch.cat([native(rows, mixture.norm) for rows in mixture.x.split(size)]), whole), seed
+            assert torch.equal(
+                torch.cat([native(rows, mixture.connection) for rows in mixture.x.split(size)]), whole
+            ), seed
 
 
 def test_a_row_with_a_number_that_is_not_finite_has_no_finite_result_and_changes_no_other(
@@ -257,11 +267,16 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a residual is n rows", lambda: up.fused(x, None, torch.randn(2, 2 * inner))
     yield "a residual is n rows", lambda: up.fused(x, None, torch.randn(3, 2 * inner).half())
     yield "a norm has a number", lambda: up.fused(x, RmsNorm(torch.rand(hidden - 1), EPSILON), None)
-    yield "down has half", lambda: NativeMlp(up, other)(x, None)
-    yield "a block's last weight", lambda: NativeMlp(up, wide)(x, None)
+    yield "down has half", lambda: silu_mlp(up, other)(x, None)
+    yield "a block's last weight", lambda: silu_mlp(up, wide)(x, None)
     for name in ("q_norm", "k_norm"):
         yield "norms of queries and keys", attention_with(block, **{name: RmsNorm(torch.rand(8), EPSILON)})
-    yield "a norm has a number", attention_with(block, norm=RmsNorm(torch.rand(8), EPSILON))
+    short = RmsNorm(torch.rand(8), EPSILON)
+    for connection in (Connection(short), Connection(None, short)):
+        yield "a norm has a number", attention_with(block, connection=connection)
+        yield "a norm has a number", lambda connection=connection: silu_mlp(up, projections.down)(x, connection)
+    unknown = Activation(len(Function))
+    yield "gate and up are joined", lambda: NativeMlp(up, projections.down, unknown)(x, None)
     one, two = (any_weight(16, block.hidden + more, own, block.quantised)[0] for more in (0, 32))
     other_rows, _ = any_weight(16, block.hidden, own, not block.quantised)
     yield "the outputs of these weights", attention_with(block, qkv=[one])
@@ -280,7 +295,7 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Calls of experts, routers and choices that do not fit each other."""
     mixture = Mixture(own, Routing.GIVEN)
     x, each = torch.randn(2, mixture.hidden), mixture.each
-    up, down = mixture.experts[0]
+    up, down, _ = mixture.experts[0]
     choice = torch.rand(2, each), torch.zeros(2, each, dtype=torch.int32)
 
     def with_router(
@@ -289,14 +304,12 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
         return NativeExperts(mixture.experts, Router(weight, bias, each, routing))
 
     for unlike in (
-        NativeMlp(any_weight(2 * mixture.inner + 64, mixture.hidden, own)[0], down),
-        NativeMlp(up, any_weight(mixture.hidden, mixture.inner + 32, own)[0]),
-        NativeMlp((weight4 if up.has_numbers else weight16)(2 * mixture.inner, mixture.hidden)[0], down),
+        silu_mlp(any_weight(2 * mixture.inner + 64, mixture.hidden, own)[0], down),
+        silu_mlp(up, any_weight(mixture.hidden, mixture.inner + 32, own)[0]),
+        silu_mlp((weight4 if up.has_numbers else weight16)(2 * mixture.inner, mixture.hidden)[0], down),
     ):
-        yield (
-            "experts have the same",
-            lambda unlike=unlike: NativeExperts([*mixture.experts, unlike]).of_normed(x, choice),
-        )
+        experts = NativeExperts([*mixture.experts, unlike])
+        yield "experts have the same", lambda experts=experts: experts(x, None, choice)
     yield "experts have the same", lambda: with_router(mixture.router, each=99)(x, None)
     short = mixture.router[:, 1:].contiguous()
     yield "a router has a row", lambda: with_router(short)(x, None)
@@ -305,9 +318,9 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "n rows come with", lambda: NativeExperts(mixture.experts)(x, None)
     for wrong in (-1, mixture.number):
         wrongly = choice[0], torch.full((2, each), wrong)
-        yield "n rows come with", lambda wrongly=wrongly: NativeExperts(mixture.experts).of_normed(x, wrongly)
+        yield "n rows come with", lambda wrongly=wrongly: NativeExperts(mixture.experts)(x, None, wrongly)
     routed = with_router(mixture.router)
-    yield "n rows come with", lambda: routed.of_normed(x, choice)
+    yield "n rows come with", lambda: routed(x, None, choice)
     yield "x is n rows", lambda: routed(torch.randn(2, mixture.hidden + 32), None)
 
 
@@ -336,15 +349,16 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
     """Sub-layers of one width in random order, and rows for them."""
     block = Block(own, (16, 80))
     inner = 32 * random.randint(1, 9)
-    mlp = NativeMlp(any_weight(2 * inner, block.hidden, own)[0], any_weight(block.hidden, inner, own)[0])
-    norm = random.choice([None, RmsNorm(torch.rand(block.hidden), EPSILON)])
+    weights = any_weight(2 * inner, block.hidden, own)[0], any_weight(block.hidden, inner, own)[0]
+    mlp = NativeMlp(*weights, any_activation())
     kinds = [weight4(2 * inner, block.hidden), weight8(block.hidden, inner)]
     for kernel, _ in kinds:
         kernel.own_threads = own
-    expert = NativeMlp(*(kernel for kernel, _ in kinds))
+    expert = NativeMlp(kinds[0][0], kinds[1][0], any_activation())
     experts = NativeExperts([expert] * 3, Router(torch.randn(3, block.hidden), None, 2, Routing.SHARES))
-    parts = [NativeSubLayer(0, 0, block.attention), NativeSubLayer(0, 0, mlp=mlp, norm=norm)]
-    parts.append(NativeSubLayer(0, 0, mlp=experts, norm=block.norm))
+    parts = [NativeSubLayer(0, 0, block.attention)]
+    # Without norms before them, products of gate and up overflow after a few.
+    parts += [NativeSubLayer(0, 0, each, any_connection(block.hidden, is_normed=True)) for each in (mlp, experts)]
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
     return block, random.choices(parts, k=random.randint(1, 5)), torch.randn(sum(block.rows), block.hidden), batch
 
@@ -358,7 +372,7 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
             if part.attention is not None:
                 expected = part.attention(0, 0, expected, batch.sequences, block.rotation)
             elif part.mlp is not None:
-                expected = part.mlp(expected, part.norm)
+                expected = part.mlp(expected, part.connection)
         kept = [cache.clone() for cache in block.caches]
         for cache, old in zip(block.caches, before, strict=True):
             cache.copy_(old)
@@ -370,10 +384,8 @@ def test_runs_that_misfit_are_refused_by_the_rule(instructions: Library) -> None
     for seed in range(DRAWS):
         own = seeded(seed, 2)
         _, parts, x, batch = random_run(own)
-        wide = NativeMlp(any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0])
+        wide = silu_mlp(any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0])
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more, all of x's width"):
-            NativeRun([*parts, NativeSubLayer(0, 0, mlp=wide)])(x, batch)
-        with pytest.raises(RuntimeError, match="do not agree: weights, rows, results and memory are given"):
-            NativeRun([*parts, NativeSubLayer(0, 0)])(x, batch)
+            NativeRun([*parts, NativeSubLayer(0, 0, wide)])(x, batch)
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more"):
             NativeRun([])(x, batch)

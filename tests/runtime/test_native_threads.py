@@ -14,11 +14,10 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native_mlp import NativeMlp
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import quantised_pair
-from tests.native_blocks import Block, any_weight
+from tests.native_blocks import Block, any_activation, any_connection, any_weight
 
 pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
@@ -44,13 +43,13 @@ def test_no_bit_depends_on_who_computes(own: bool) -> None:
         block = Block(own)
         hidden, inner, n = block.hidden, 32 * random.randint(1, 20), random.choice([1, 2, 8, 9, 40])
         up, down = any_weight(2 * inner, hidden, own)[0], any_weight(hidden, inner, own)[0]
-        norm = random.choice([None, RmsNorm(torch.rand(hidden), 1e-5)])
+        mlp, connection = NativeMlp(up, down, any_activation()), any_connection(hidden)
         x, rows = torch.randn(n, hidden), torch.randn(sum(block.rows), hidden)
         found = list[Tensor]()
         for count in (1, 2, 3, 5):
             torch.set_num_threads(count)
             product = down.fused(torch.rand(n, inner, generator=torch.Generator().manual_seed(seed)), None, x)
-            found.append(torch.cat([NativeMlp(up, down)(x, norm).flatten(), product.flatten(), block(rows)]))
+            found.append(torch.cat([mlp(x, connection).flatten(), product.flatten(), block(rows)]))
         assert found[0].isfinite().all()
         assert all(torch.equal(found[0], each) for each in found), seed
 

@@ -16,7 +16,7 @@ from ssd_runtime.model.layer.mlp import Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.weights.hooks import hooked
-from ssd_runtime.weights.kernels.native_mlp import NativeExperts, Router, Routing
+from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, Router, Routing
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 
@@ -93,10 +93,10 @@ class Experts:
         """The weighted sum [n, hidden] of the outputs of the experts of rows `x`, whom the router sees as `routed`."""
         few = len(x) <= MOST_BY_ROW
         if self._whole is not None and self._whole.routes and routed is x:
-            return self._whole.of_normed(x)
+            return self._whole(x, None)
         weights, chosen = self._routed(routed, few and self._apart)
         if self._whole is not None:
-            return self._whole.of_normed(x, (weights, chosen))
+            return self._whole(x, None, (weights, chosen))
         count = chosen.shape[1]
         ordered, order = chosen.flatten().sort(stable=True)
         hit, sizes = (each.tolist() for each in ordered.unique_consecutive(return_counts=True))
@@ -157,12 +157,12 @@ class Experts:
     def _native_whole(self) -> NativeExperts | None:
         """All experts as one call of our own code, with their router if that is of a known form; None for others."""
         clamp = clamp_of(self._block.experts)
-        served = [mlp.native if clamp is None else mlp.kernels for mlp in self._mlps]
+        served = [mlp.native if clamp is None else mlp.joined_by(clamp) for mlp in self._mlps]
         found = [each for each in served if each is not None]
-        if len(found) < len(served) or len({tuple(kernel.name for kernel in each) for each in found}) > 1:
+        if len(found) < len(served) or len({(each.gate_up.name, each.down.name) for each in found}) > 1:
             return None
         router: nn.Module = getattr(self._block, str(self._family.router))
-        return NativeExperts(found, None if self._norms or self._biases() else router_of(router), clamp)
+        return NativeExperts(found, None if self._norms or self._biases() else router_of(router))
 
     def _found(self) -> list[Any]:
         gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
@@ -206,21 +206,22 @@ def _is_read(tensor: object) -> TypeGuard[nn.Parameter]:
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
-def clamp_of(experts: PackedExperts | nn.Module) -> tuple[float, float] | None:
-    """Alpha and limit of experts whose activation is the clamped one (`Clamp`); None for others."""
+def clamp_of(experts: PackedExperts | nn.Module) -> Activation | None:
+    """The activation of experts, if it is the clamped one; None for others."""
     if not isinstance(experts, PackedExperts) or experts.clamp is None:
         return None
     alpha, limit = experts.clamp
     gate, up = torch.linspace(-2, 2, PROBED) * limit, torch.linspace(2, -2, PROBED).roll(5) * limit
     bounded = gate.clamp(max=limit)
     expected = bounded * torch.sigmoid(bounded * alpha) * (up.clamp(-limit, limit) + 1)
-    return (alpha, limit) if torch.allclose(experts.joined(gate, up), expected) else None
+    matches = torch.allclose(experts.joined(gate, up), expected)
+    return Activation(Function.CLAMPED, alpha, limit) if matches else None
 
 
 def _output(mlp: Mlp, x: Tensor, by_row: bool) -> Tensor:
     """An expert's output for its rows `x` [n, hidden]."""
     if (native := mlp.native) is not None:
-        return native(x, None) - x
+        return native(x, None)
     if not by_row or len(x) == 1:
         return mlp.down(mlp.inner(x))
     return torch.cat([mlp.down(mlp.inner(row)) for row in x.split(1)])

@@ -19,6 +19,7 @@ from ssd_runtime.model.layer.layer_inputs import Injection, input_width
 from ssd_runtime.model.layer.mlp import Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import Mixer
+from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, written
@@ -174,18 +175,31 @@ class Layer:
         return x if self.scalar is None else x * self.scalar.tensor
 
     def _with_mlp(self, x: Tensor) -> Tensor:
-        native = self.native_mlp
-        if native is not None:
-            return native(x, None if self.mlp_norm is None else self.mlp_norm.rms)
+        if (native := self.native_mlp) is not None:
+            block, connection = native
+            return block(x, connection)
         if isinstance(self.mlp, Experts):
             return self._add(x, self.mlp(x if self.mlp_norm is None else self.mlp_norm(x), x), self.mlp_after)
         return self._join(x, self.mlp.down, self.mlp.inner(x, self.mlp_norm), self.mlp_after)
 
     @property
-    def native_mlp(self) -> NativeMlp | NativeExperts | None:
-        """The MLP block, with an RMS norm or none and the residual, as one call of our own code; None if it is none."""
-        plain = self.residual == 1.0 and self.mlp_after is None and self.injection is None and self.scalar is None
-        return self.mlp.native if plain and (self.mlp_norm is None or self.mlp_norm.rms is not None) else None
+    def native_mlp(self) -> tuple[NativeMlp | NativeExperts, Connection] | None:
+        """The MLP block, and its connection to the residual stream, as one call of our own code; None if it is none."""
+        block, connection = self.mlp.native, self._connection(self.mlp_norm, self.mlp_after)
+        if block is None or connection is None or self.injection is not None or self.scalar is not None:
+            return None
+        return block, connection
+
+    @property
+    def attention_connection(self) -> Connection | None:
+        """The attention block's connection to the residual stream in our own code; None if that has not its norms."""
+        return self._connection(self.attention_norm, self.attention_after)
+
+    def _connection(self, norm: Norm | None, after: Norm | None) -> Connection | None:
+        before, behind = (None if each is None else each.rms for each in (norm, after))
+        if (norm is None) != (before is None) or (after is None) != (behind is None):
+            return None
+        return Connection(before, behind, self.residual)
 
     @property
     def state(self) -> Mixer | None:

@@ -8,17 +8,18 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from transformers.activations import SiLUActivation
+from transformers.activations import ACT2FN, SiLUActivation
 
 from ssd_runtime.model.family.factors import Factors
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RowNorm
-from ssd_runtime.weights.kernels.native_mlp import NativeMlp
+from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeMlp
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory
 
 SILU = (nn.SiLU, SiLUActivation)
+GELU = type(ACT2FN["gelu_pytorch_tanh"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +52,23 @@ class Mlp:
         gate, up = both.chunk(2, -1)
         return self.activation(gate) * up
 
-    @property
-    def kernels(self) -> NativeMlp | None:
-        """The kernels of gate and up and of down, if our own code computes all of either."""
+    def joined_by(self, activation: Activation | None) -> NativeMlp | None:
+        """The MLP with this activation as one call of our own code; None for no activation or no kernels."""
         whole, down = self.gate_up.fused, self.down.fused
-        return None if whole is None or down is None else NativeMlp(whole, down)
+        return None if whole is None or down is None or activation is None else NativeMlp(whole, down, activation)
 
     @property
     def native(self) -> NativeMlp | None:
         """The MLP as one call of our own code; None if that does not serve it."""
-        is_silu = self.activation is silu or isinstance(self.activation, SILU)
-        return self.kernels if is_silu and not self.activation_hooked else None
+        return self.joined_by(self._function())
+
+    def _function(self) -> Activation | None:
+        """The activation as our own code computes it; None for others."""
+        if self.activation_hooked or self.gated is not None:
+            return None
+        if self.activation is silu or isinstance(self.activation, SILU):
+            return Activation(Function.SILU)
+        return Activation(Function.GELU) if type(self.activation) is GELU else None
 
     @property
     def activation_hooked(self) -> bool:

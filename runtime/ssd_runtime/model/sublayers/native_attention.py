@@ -13,7 +13,7 @@ from ssd_runtime.model.batch.rotary import Rotation
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.weights.kernels.formats import TILE
-from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 
@@ -45,7 +45,6 @@ class _Block(ctypes.Structure):
     _fields_ = (
         ("qkv", ctypes.c_void_p),
         ("output", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
         ("q_norm", ctypes.c_void_p),
         ("k_norm", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
@@ -55,12 +54,13 @@ class _Block(ctypes.Structure):
         ("heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
+        ("gated", ctypes.c_int64),
         ("kv_bits", ctypes.c_int64),
     )
 
 
 class NativeAttention:
-    """x + W_output attention(W_qkv norm(x)), with RMS norms of queries and keys per head if the model has them.
+    """W_output attention(W_qkv x), with RMS norms of queries and keys, and gates of its output, if the model has them.
 
     A row's result depends on the row and on the keys that it sees alone: not on other rows, nor on hidden keys or the
     slots that keys are in, as long as their order is the same.
@@ -71,18 +71,16 @@ class NativeAttention:
         """The attention block of a layer without a cap of scores; None where the code does not serve it."""
         about = layer.about
         qkv, output = layer.qkv.natives, layer.output.fused
-        norms = {"norm": layer.attention_norm, "q_norm": layer.q_norm, "k_norm": layer.k_norm}
+        norms, connection = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}, layer.attention_connection
         if (
             layer.state is not None
             or not qkv
             or len({each.rounding for each in qkv}) > 1  # all multiply the same rows
             or output is None
+            or connection is None
             or about.head_dim not in HEAD_DIMS
-            or layer.attention_after is not None
-            or layer.residual != 1.0
             or family.pairs_alternate
-            or family.gated
-            or family.qk_norm in ("projection", "rotated")
+            or family.qk_norm == "rotated"
             or layer.v_norm is not None
             or about.shares
             or any(norm is not None and norm.rms is None for norm in norms.values())
@@ -91,11 +89,13 @@ class NativeAttention:
         return cls(
             qkv=qkv,
             output=output,
+            connection=connection,
             **{name: None if norm is None else norm.rms for name, norm in norms.items()},
             heads=heads,
             kv_heads=about.kv_heads,
             head_dim=about.head_dim,
             scale=layer.scale,
+            gated=family.gated,
             kv_bits=kv_bits,
             sinks=None if layer.sinks is None else layer.sinks.tensor,
         )
@@ -104,7 +104,7 @@ class NativeAttention:
         self,
         qkv: Sequence[Native],
         output: Native,
-        norm: RmsNorm | None,
+        connection: Connection | None,
         q_norm: RmsNorm | None,
         k_norm: RmsNorm | None,
         *,
@@ -112,29 +112,32 @@ class NativeAttention:
         kv_heads: int,
         head_dim: int,
         scale: float,
+        gated: bool = False,
         kv_bits: int = 32,
         sinks: Tensor | None = None,
     ) -> None:
         """The outputs of `qkv` together are queries, keys and values, which caches hold in `kv_bits` bits a number.
 
-        `norm` is that of the block's input, the others are those of each head. `sinks` [heads] are as for `attend`.
+        The norms are those of each head, or of all heads together. If `gated`, every query is followed by the gates of
+        its head's output, before their sigmoid. `sinks` [heads] are as for `attend`.
         """
         found = library()
         if found is None:
             raise RuntimeError("no compiled code for this processor")
         self._library = found
-        norms = norm, q_norm, k_norm
+        self.connection = connection
+        norms = q_norm, k_norm
         addresses = (ctypes.c_void_p * len(qkv))(*(each.address for each in qkv))
         sinks = None if sinks is None else sinks.float().contiguous()
         self._parts = tuple(qkv), addresses, output, norms, sinks  # what the structure points to
         projections = ctypes.addressof(addresses)
-        sizes = len(qkv), heads, kv_heads, head_dim, kv_bits
+        sizes = len(qkv), heads, kv_heads, head_dim, int(gated), kv_bits
         norm_addresses = [None if each is None else each.address for each in norms]
         sink_place = (None, 0) if sinks is None else (sinks.data_ptr(), sinks.nbytes)
         self._block = _Block(projections, output.address, *norm_addresses, *sink_place, scale, *sizes)
         self.address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
-        self._per_row = (2 * heads + 2 * kv_heads) * head_dim
+        self._per_row = ((2 + gated) * heads + 2 * kv_heads) * head_dim
         self._per_row += qkv[0].row_floats + output.row_floats
 
     @property
@@ -164,6 +167,7 @@ class NativeAttention:
             self.floats(n, longest, torch.get_num_threads()),
             self._library.attention,
             self.address,
+            None if self.connection is None else self.connection.address,
             ctypes.addressof(given),
             len(given),
             *angles(rotation),

@@ -20,7 +20,7 @@ from ssd_runtime.model.sublayers.native_attention import (
     locate,
     longest_of,
 )
-from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.native.library import library
 
@@ -37,36 +37,39 @@ class _SubLayer(ctypes.Structure):
         ("longest", ctypes.c_int64),
         ("gate_up", ctypes.c_void_p),
         ("down", ctypes.c_void_p),
-        ("norm", ctypes.c_void_p),
+        ("activation", ctypes.c_void_p),
         ("experts", ctypes.c_void_p),
+        ("connection", ctypes.c_void_p),
     )
 
 
 class NativeSubLayer:
     """A sub-layer that our own code serves as a whole: an attention block, an MLP or experts."""
 
-    __slots__ = ("about", "attention", "kind", "layer", "mlp", "norm")
+    __slots__ = ("about", "attention", "connection", "kind", "layer", "mlp")
 
     def __init__(
         self,
         layer: int,
         kind: int,
-        attention: NativeAttention | None = None,
-        mlp: NativeMlp | NativeExperts | None = None,
-        norm: RmsNorm | None = None,
+        block: NativeAttention | NativeMlp | NativeExperts,
+        connection: Connection | None = None,
     ) -> None:
-        """`norm` is that of the input of `mlp`."""
-        self.layer, self.kind, self.attention, self.mlp = layer, kind, attention, mlp
-        self.norm = norm
+        """`connection` is that of an MLP or of experts; attention has its own."""
+        self.layer, self.kind = layer, kind
+        self.attention = block if isinstance(block, NativeAttention) else None
+        self.mlp = None if isinstance(block, NativeAttention) else block
+        self.connection = connection if self.attention is None else self.attention.connection
         self.about = _SubLayer()
         """The sub-layer as `run` in `sublayers.c` takes it, but for its keys and values, which each call adds."""
-        if attention is not None:
-            self.about.block = attention.address
-        if isinstance(mlp, NativeMlp):
-            self.about.gate_up, self.about.down = (kernel.address for kernel in mlp)
-        elif mlp is not None:
-            self.about.experts = mlp.address
-        self.about.norm = None if norm is None else norm.address
+        if isinstance(block, NativeMlp):
+            self.about.gate_up, self.about.down = block.gate_up.address, block.down.address
+            self.about.activation = ctypes.addressof(block.activation)
+        elif isinstance(block, NativeExperts):
+            self.about.experts = block.address
+        else:
+            self.about.block = block.address
+        self.about.connection = None if self.connection is None else self.connection.address
 
 
 class NativeRun:

@@ -263,8 +263,7 @@ class SubLayers:
         attention, parts = self._native[bits][layer], self._forms[bits][layer]
         yield None if attention is None else NativeSubLayer(layer, parts.kind, attention)
         mlp = None if self._spread else parts.native_mlp
-        norm = None if parts.mlp_norm is None else parts.mlp_norm.rms
-        yield None if mlp is None else NativeSubLayer(layer, parts.kind, mlp=mlp, norm=norm)
+        yield None if mlp is None else NativeSubLayer(layer, parts.kind, *mlp)
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
         """The layer's attention block as one call of our own code; None where that does not serve it."""

@@ -53,6 +53,26 @@ class RmsNorm:
         """Address of the norm as a C struct (`Norm` in `native/rows.h`)."""
 
 
+class _Connection(ctypes.Structure):
+    _fields_ = (("norm", ctypes.c_void_p), ("after", ctypes.c_void_p), ("factor", ctypes.c_float))
+
+
+class Connection:
+    """How a block stands beside the residual stream: its result is x + factor × after(block(norm(x))).
+
+    Where a block of our own code is given None in place of one, its result is its output alone.
+    """
+
+    __slots__ = ("_about", "address", "after", "factor", "norm")
+
+    def __init__(self, norm: RmsNorm | None = None, after: RmsNorm | None = None, factor: float = 1.0) -> None:
+        """None is for no norm."""
+        self.norm, self.after, self.factor = norm, after, factor
+        self._about = _Connection(*(None if each is None else each.address for each in (norm, after)), factor)
+        self.address = ctypes.addressof(self._about)
+        """Address of the connection as a C struct (`Connection` in `native/rows.h`)."""
+
+
 def computes(kernel: Kernel, weight: Tensor, bias: Tensor | None, begin: int, tolerance: float) -> bool:
     """Whether a kernel's outputs from `begin` on are the products of a weight [n, in] in fp32, and of its bias [n].
 

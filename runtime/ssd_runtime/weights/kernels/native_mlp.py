@@ -10,16 +10,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import floats
 
 
+class Function(IntEnum):
+    """The functions that join gate and up (`Function` in `native/mlp.h`)."""
+
+    SILU = 0
+    """SiLU(gate) × up."""
+    GELU = 1
+    """GELU(gate) × up, in its form with a tanh."""
+    CLAMPED = 2
+    """min(gate, limit) × σ(alpha × min(gate, limit)) × (up + 1), with up within ± limit (GPT-OSS)."""
+
+
+class Activation(ctypes.Structure):
+    """A function that joins gate and up; `alpha` and `limit` are those of the clamped one."""
+
+    _fields_ = (("function", ctypes.c_int64), ("alpha", ctypes.c_float), ("limit", ctypes.c_float))
+
+
 class NativeMlp(NamedTuple):
-    """x + W_down (SiLU(W_gate norm(x)) × W_up norm(x)); `gate_up` is the weight of gate, then that of up."""
+    """W_down activation(W_gate x, W_up x); `gate_up` is the weight of gate, then that of up."""
 
     gate_up: Native
     down: Native
+    activation: Activation
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -30,7 +48,7 @@ class NativeMlp(NamedTuple):
         """The numbers of memory that a call of `n` rows takes."""
         return n * sum(self.sizes)
 
-    def __call__(self, x: Tensor, norm: RmsNorm | None) -> Tensor:
+    def __call__(self, x: Tensor, connection: Connection | None) -> Tensor:
         """The block's result [n, hidden] for fp32 states `x` [n, hidden]. Raises RuntimeError if sizes do not agree."""
         x = x.contiguous()
         n = x.shape[0]
@@ -41,7 +59,8 @@ class NativeMlp(NamedTuple):
             found.mlp,
             self.gate_up.address,
             self.down.address,
-            None if norm is None else norm.address,
+            ctypes.addressof(self.activation),
+            None if connection is None else connection.address,
             x.data_ptr(),
             x.nbytes,
             n,
@@ -57,12 +76,6 @@ class Routing(IntEnum):
     """The largest of a softmax of scores, which are products of a router's weight."""
     SHARES = 2
     """The same, divided by their sum."""
-
-
-class Clamp(ctypes.Structure):
-    """The activation min(gate, limit) × σ(alpha × min(gate, limit)) × (up + 1), with up within ± limit (GPT-OSS)."""
-
-    _fields_ = (("alpha", ctypes.c_float), ("limit", ctypes.c_float))
 
 
 class Router(NamedTuple):
@@ -81,7 +94,7 @@ class _Experts(ctypes.Structure):
         ("down", ctypes.c_void_p),
         ("router", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
-        ("clamp", ctypes.c_void_p),
+        ("activation", ctypes.c_void_p),
         ("router_bytes", ctypes.c_int64),
         ("bias_bytes", ctypes.c_int64),
         ("bytes", ctypes.c_int64),
@@ -97,18 +110,11 @@ class NativeExperts:
     A row's result is the same to the bit whatever rows stand beside it.
     """
 
-    def __init__(
-        self, experts: Sequence[NativeMlp], router: Router | None = None, clamp: tuple[float, float] | None = None
-    ) -> None:
-        """Experts of one size and format. Without a router, calls are given the choice.
-
-        `clamp` has alpha and limit of the clamped activation; without it gate and up are joined as in `NativeMlp`.
-        """
-        gate_up, down = (
-            (ctypes.c_void_p * len(experts))(*(each.address for each in part)) for part in zip(*experts, strict=True)
-        )
-        activation = None if clamp is None else Clamp(*clamp)
-        self._parts = tuple(experts), router, gate_up, down, activation  # what the structure points to
+    def __init__(self, experts: Sequence[NativeMlp], router: Router | None = None) -> None:
+        """Experts of one size, format and activation. Without a router, calls are given the choice."""
+        pointers = ctypes.c_void_p * len(experts)
+        gate_up, down = (pointers(*(each[part].address for each in experts)) for part in (0, 1))
+        self._parts = tuple(experts), router, gate_up, down  # what the structure points to
         self._first = experts[0]
         self._about = _Experts(
             gate_up=ctypes.addressof(gate_up),
@@ -116,7 +122,7 @@ class NativeExperts:
             bytes=ctypes.sizeof(gate_up),
             number=len(experts),
             each=1,
-            clamp=None if activation is None else ctypes.addressof(activation),
+            activation=ctypes.addressof(self._first.activation),
         )
         if router is not None:
             self._about.router, self._about.router_bytes = router.weight.data_ptr(), router.weight.nbytes
@@ -140,21 +146,12 @@ class NativeExperts:
         pairs, number, hidden = n * self._about.each, self._about.number, self._first.down.out_features
         return n * (hidden + number) + pairs * (sum(self._first.sizes) + hidden + 3) + 3 * number + 2
 
-    def __call__(self, x: Tensor, norm: RmsNorm | None) -> Tensor:
-        """The block's result [n, hidden] of fp32 states `x` [n, hidden], which are added to the sum for norm(x).
+    def __call__(self, x: Tensor, connection: Connection | None, choice: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The block's result [n, hidden] for fp32 states `x` [n, hidden].
 
-        Raises RuntimeError if sizes do not agree, or if there is no router.
+        Without a router, the caller's `choice` is the weights [n, k] and the numbers of experts [n, k]. Raises
+        RuntimeError if sizes do not agree.
         """
-        return self._call(x, norm, None, added=True)
-
-    def of_normed(self, x: Tensor, choice: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The sum [n, hidden] for fp32 rows `x` [n, hidden], with the caller's `choice` where there is no router.
-
-        That is the weights [n, k] and the numbers of experts [n, k]. Raises RuntimeError if sizes do not agree.
-        """
-        return self._call(x, None, choice, added=False)
-
-    def _call(self, x: Tensor, norm: RmsNorm | None, choice: tuple[Tensor, Tensor] | None, added: bool) -> Tensor:
         x = x.contiguous()
         n = x.shape[0]
         weights = chosen = None
@@ -167,12 +164,11 @@ class NativeExperts:
             self.floats(n),
             found.experts,
             self.address,
-            None if norm is None else norm.address,
+            None if connection is None else connection.address,
             x.data_ptr(),
             x.nbytes,
             n,
             None if chosen is None else chosen.data_ptr(),
             None if weights is None else weights.data_ptr(),
             0 if chosen is None else chosen.nbytes,
-            int(added),
         )

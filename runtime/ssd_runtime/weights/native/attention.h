@@ -19,13 +19,29 @@ typedef struct {
 typedef struct {
     const Weight *const *qkv; /* `projections` weights, whose outputs together are queries, keys and values. */
     const Weight *output;
-    const Norm *norm, *q_norm, *k_norm; /* NULL for none. */
+    const Norm *q_norm, *k_norm; /* Of each head, or of all heads of a row together; NULL for none. */
     const float *sinks; /* [heads] scores of a key that has no value; NULL for none. */
     int64_t sink_bytes;
     float scale;
     int64_t projections, heads, kv_heads, head_dim;
+    int64_t gated; /* 1 if every query is followed by the gates of its head's output, before their sigmoid; else 0. */
     int64_t kv_bits; /* Of a number in the cache: 32, or 8 with a scale in fp32 after those of each slot and head. */
 } Block;
+
+/* The numbers of all queries of a row, with their gates. */
+static int64_t query_numbers(const Block *block) {
+    return block->heads * block->head_dim * (1 + block->gated);
+}
+
+/* The numbers of a row's queries, keys and values. */
+static int64_t columns_of(const Block *block) {
+    return query_numbers(block) + 2 * block->kv_heads * block->head_dim;
+}
+
+/* The norm of each head, if it is one. */
+static const Norm *of_head(const Norm *norm, const Block *block) {
+    return norm && norm->bytes == 4 * block->head_dim ? norm : 0;
+}
 
 /* The bytes of one head's key or value. */
 static int64_t slot_bytes(const Block *block) {

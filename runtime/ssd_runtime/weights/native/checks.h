@@ -22,12 +22,14 @@
     RULE(NORM, "a norm has a number in fp32 for each column")                                              \
     RULE(MEMORY, "memory is as large as rows and weights need it")                                         \
     RULE(THREADS, "there is a thread at least")                                                            \
+    RULE(ACTIVATION, "gate and up are joined by a known function")                                         \
     RULE(INNER, "down has half as many columns as gate and up have outputs together")                      \
     RULE(STREAM, "a block's last weight has as many outputs as its first has columns")                     \
     RULE(HEADS, "heads are a multiple of key-value heads")                                                 \
     RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
     RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
-    RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head")                         \
+    RULE(GATED, "queries have gates or none")                                                              \
+    RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head, or of all heads together")\
     RULE(SINKS, "sinks have a score for each head")                                                        \
     RULE(PROJECTIONS, "one to three weights of the same columns, on the same rows, make queries, keys and values")\
     RULE(OUTPUTS, "the outputs of these weights are the queries, keys and values of all heads")            \
@@ -99,15 +101,26 @@ static int fits(const Norm *norm, int64_t columns) {
     return !norm || (norm->weight && norm->bytes == 4 * columns);
 }
 
-/* The rows [n, columns] of a call, their norm, and the threads that serve it. */
-static int check_rows(const float *x, int64_t bytes, int64_t n, int64_t columns, const Norm *norm, const float *y,
-                      const float *memory, int threads)
+/* The rows [n, columns] of a call, and the threads that serve it. */
+static int check_rows(const float *x, int64_t bytes, int64_t n, int64_t columns, const float *y, const float *memory,
+                      int threads)
 {
     REQUIRE(POINTERS, x && y && memory);
     REQUIRE(ROWS, within(n, 0));
     REQUIRE(INPUT, bytes == 4 * n * columns);
-    REQUIRE(NORM, fits(norm, columns));
     REQUIRE(THREADS, threads >= 1);
+    return AGREED;
+}
+
+/* The norms of rows [n, columns] before and after a block. */
+static int check_connection(const Connection *connection, int64_t columns) {
+    REQUIRE(NORM, !connection || (fits(connection->norm, columns) && fits(connection->after, columns)));
+    return AGREED;
+}
+
+static int check_activation(const Activation *activation) {
+    REQUIRE(POINTERS, activation);
+    REQUIRE(ACTIVATION, activation->function >= 0 && activation->function < FUNCTIONS);
     return AGREED;
 }
 
@@ -116,20 +129,24 @@ static int check_linear(const Weight *weight, const Norm *norm, const float *x, 
                         int64_t floats, int threads)
 {
     AGREE(check_tiles(weight));
-    AGREE(check_rows(x, bytes, n, weight->in, norm, y, memory, threads));
+    AGREE(check_rows(x, bytes, n, weight->in, y, memory, threads));
+    REQUIRE(NORM, fits(norm, weight->in));
     REQUIRE(RESIDUAL, !residual || residual_bytes == 4 * n * weight->out);
     REQUIRE(MEMORY, floats == floats_of(weight, n));
     return AGREED;
 }
 
-static int check_mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes,
-                     int64_t n, const float *y, const float *memory, int64_t floats, int threads)
+static int check_mlp(const Weight *gate_up, const Weight *down, const Activation *activation, const Connection *connection,
+                     const float *x, int64_t bytes, int64_t n, const float *y, const float *memory, int64_t floats,
+                     int threads)
 {
     AGREE(check_weight(gate_up));
     AGREE(check_weight(down));
     REQUIRE(INNER, gate_up->out == 2 * down->in);
     REQUIRE(STREAM, down->out == gate_up->in);
-    AGREE(check_rows(x, bytes, n, gate_up->in, norm, y, memory, threads));
+    AGREE(check_activation(activation));
+    AGREE(check_rows(x, bytes, n, gate_up->in, y, memory, threads));
+    AGREE(check_connection(connection, gate_up->in));
     REQUIRE(MEMORY, floats == mlp_floats(gate_up, down, n));
     return AGREED;
 }
@@ -140,15 +157,21 @@ static int has_kernel(int64_t head_dim) {
 #undef CASE
 }
 
+/* Whether a norm is of each of these heads, or of all together; those of gated queries do not lie together. */
+static int fits_heads(const Norm *norm, const Block *block, int64_t heads) {
+    return fits(norm, block->head_dim) || (!block->gated && fits(norm, heads * block->head_dim));
+}
+
 static int check_block(const Block *block) {
     REQUIRE(POINTERS, block && block->qkv);
     REQUIRE(HEADS, within(block->kv_heads, 1) && within(block->heads, 1) && block->heads % block->kv_heads == 0);
     REQUIRE(HEAD_DIM, has_kernel(block->head_dim));
     REQUIRE(KV_BITS, block->kv_bits == 8 || block->kv_bits == 32);
     REQUIRE(SINKS, !block->sinks || block->sink_bytes == 4 * block->heads);
-    REQUIRE(HEAD_NORMS, fits(block->q_norm, block->head_dim) && fits(block->k_norm, block->head_dim));
+    REQUIRE(GATED, block->gated == 0 || block->gated == 1);
+    REQUIRE(HEAD_NORMS, fits_heads(block->q_norm, block, block->heads) && fits_heads(block->k_norm, block, block->kv_heads));
     REQUIRE(PROJECTIONS, block->projections >= 1 && block->projections <= 3);
-    const int64_t needed = (block->heads + 2 * block->kv_heads) * block->head_dim;
+    const int64_t needed = columns_of(block);
     int64_t outputs = 0;
     for (int64_t i = 0; i < block->projections; outputs += block->qkv[i++]->out) {
         REQUIRE(OUTPUTS, outputs < needed); /* There may be no further weight. */
@@ -212,6 +235,7 @@ static int check_mixture(const Experts *of) {
         REQUIRE(EXPERTS, down->in == of->down[0]->in && down->out == of->down[0]->out);
         REQUIRE(EXPERTS, gate_up->format == of->gate_up[0]->format && down->format == of->down[0]->format);
     }
+    AGREE(check_activation(of->activation));
     REQUIRE(INNER, of->gate_up[0]->out == 2 * of->down[0]->in);
     REQUIRE(STREAM, of->down[0]->out == of->gate_up[0]->in);
     REQUIRE(ROUTER, of->routing >= GIVEN && of->routing <= SHARES && !of->router == (of->routing == GIVEN));
@@ -220,12 +244,13 @@ static int check_mixture(const Experts *of) {
     return AGREED;
 }
 
-static int check_experts(const Experts *of, const Norm *norm, const float *x, int64_t bytes, int64_t n, const int32_t *chosen,
-                         const float *weights, int64_t choice_bytes, const float *y, const float *memory, int64_t floats,
-                         int threads)
+static int check_experts(const Experts *of, const Connection *connection, const float *x, int64_t bytes, int64_t n,
+                         const int32_t *chosen, const float *weights, int64_t choice_bytes, const float *y,
+                         const float *memory, int64_t floats, int threads)
 {
     AGREE(check_mixture(of));
-    AGREE(check_rows(x, bytes, n, of->gate_up[0]->in, norm, y, memory, threads));
+    AGREE(check_rows(x, bytes, n, of->gate_up[0]->in, y, memory, threads));
+    AGREE(check_connection(connection, of->gate_up[0]->in));
     REQUIRE(ROWS, within(n * of->each, 0));
     REQUIRE(CHOICE, !chosen == (of->routing != GIVEN) && !weights == !chosen);
     REQUIRE(CHOICE, !chosen || choice_bytes == 4 * n * of->each);

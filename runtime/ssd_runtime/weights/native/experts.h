@@ -15,7 +15,7 @@ typedef enum { GIVEN, SOFTMAX, SHARES } Routing;
 typedef struct {
     const Weight *const *gate_up, *const *down; /* [number], all of the same sizes and format. */
     const float *router, *bias; /* [number][in] and [number]; NULL where the caller routes, and for no bias. */
-    const Clamp *clamp;         /* NULL for the activation silu(gate) * up. */
+    const Activation *activation;
     int64_t router_bytes, bias_bytes, bytes; /* The last are those of either list of weights. */
     int64_t number, each, routing;
 } Experts;
@@ -23,8 +23,8 @@ typedef struct {
 /* What the items of a mixture read and write. All but `x`, `y` and the caller's choice lies in the memory of the call. */
 typedef struct {
     const Experts *experts;
-    const Norm *norm;
-    const float *x, *rows; /* [n][in]; `rows` are normed. */
+    const Connection *connection; /* NULL where the weighted sum alone is the result. */
+    const float *x, *rows;        /* [n][in]; `rows` are normed. */
     int64_t n;
     float *normed, *scores; /* [n][in], [n][number] */
     int32_t *chosen;        /* [n][each] */
@@ -34,7 +34,6 @@ typedef struct {
     int32_t *next;          /* [number] */
     int32_t *hit;           /* [number + 1]: experts that have pairs; the last is their number. */
     float *outer, *hidden, *inner, *out; /* Rows for gate and up, [pairs][inner], rows for down, [pairs][hidden]. */
-    int added;              /* Whether x is added to the result. */
     float *y;
     Threads threads;
 } Mixture;
@@ -50,11 +49,8 @@ static int64_t experts_floats(const Experts *of, int64_t n) {
 static void norm_item(const void *about, int64_t row, int worker) {
     const Mixture *of = about;
     const int64_t in = of->experts->gate_up[0]->in;
-    const float *x = of->x + row * in;
-    const float factor = norm_factor(x, in, of->norm->epsilon);
     (void)worker;
-    for (int64_t i = 0; i < in; i += LANES)
-        store(of->normed + row * in + i, multiply(multiply(load(x + i), all(factor)), load(of->norm->weight + i)));
+    norm_row(of->x + row * in, of->connection->norm, 1.0f, 0, in, of->normed + row * in);
 }
 
 /* The router's scores of one expert for all rows. */
@@ -195,7 +191,7 @@ INLINE void each_expert(const Tiles *of, int64_t item, const int down) {
         } else {
             const Items own = items_of_gated(weight, of->tiles, hit.count, mixture->threads);
             gated_tiles(&(Projecting){weight, rows, hit.count, own, 0, y, width}, begin - before, stop - before,
-                        experts->clamp);
+                        experts->activation);
         }
         begin = stop;
     }
@@ -221,8 +217,10 @@ static void combine_item(const void *about, int64_t row, int worker) {
         Floats sum = multiply(all(weights[0]), load(of->out + places[0] * out + i));
         for (int64_t j = 1; j < count; j++)
             sum = add(sum, multiply(all(weights[j]), load(of->out + places[j] * out + i)));
-        store(of->y + row * out + i, of->added ? add(load(of->x + row * out + i), sum) : sum);
+        store(of->y + row * out + i, sum);
     }
+    if (of->connection)
+        norm_row(of->y + row * out, of->connection->after, of->connection->factor, of->x + row * out, out, of->y + row * out);
 }
 
 /* The mixture's output for its rows; `memory` is as large as `experts_floats` says. */
@@ -241,12 +239,12 @@ static void experts_on(Threads threads, Mixture of, float *memory) {
     of.hidden = of.outer + floats_of(gate_up, pairs);
     of.inner = of.hidden + pairs * down->in;
     of.out = of.inner + floats_of(down, pairs);
-    of.rows = of.norm ? of.normed : of.x;
+    of.rows = norm_of(of.connection) ? of.normed : of.x;
     if (experts->routing != GIVEN) {
         of.chosen = (int32_t *)(of.out + pairs * down->out);
         of.weights = (float *)(of.chosen + pairs);
     }
-    if (of.norm)
+    if (norm_of(of.connection))
         each(threads, norm_item, &of, n, FEW);
     if (experts->routing != GIVEN) {
         each(threads, score_item, &of, experts->number, FEW);

@@ -47,12 +47,12 @@ class Library:
         self.linear = functions.linear
         self.linear.argtypes = (POINTER, POINTER, *rows, *sized, POINTER, *memory)
         self.mlp = functions.mlp
-        self.mlp.argtypes = (POINTER, POINTER, POINTER, *rows, POINTER, *memory)
+        self.mlp.argtypes = (POINTER, POINTER, POINTER, POINTER, *rows, POINTER, *memory)
         self.experts = functions.experts
-        self.experts.argtypes = (POINTER, POINTER, *rows, POINTER, *sized, ctypes.c_int, POINTER, *memory)
+        self.experts.argtypes = (POINTER, POINTER, *rows, POINTER, *sized, POINTER, *memory)
         self.attention = functions.attention
         rotation = (POINTER, POINTER, COUNT, COUNT, COUNT)
-        self.attention.argtypes = (POINTER, *sized, *rotation, *rows, COUNT, POINTER, *memory)
+        self.attention.argtypes = (POINTER, POINTER, *sized, *rotation, *rows, COUNT, POINTER, *memory)
         self.run = functions.run
         self.run.argtypes = (POINTER, COUNT, COUNT, *rows, POINTER, *memory)
         self._rule = functions.rule

@@ -138,3 +138,32 @@ static void project(Threads threads, const Weight *weight, Rows rows, int64_t n,
     const Projecting about = {weight, rows, n, items_of_tiles(weight, tiles, bytes, n, threads), residual, y, width};
     each(threads, project_item, &about, number_of(&about.items), 1);
 }
+
+typedef struct {
+    const Connection *connection;
+    const float *x;
+    float *y;
+    int64_t width;
+} Joining;
+
+static void join_item(const void *about, int64_t row, int worker) {
+    const Joining *of = about;
+    float *y = of->y + row * of->width;
+    (void)worker;
+    norm_row(y, of->connection->after, of->connection->factor, of->x + row * of->width, of->width, y);
+}
+
+static const Norm *norm_of(const Connection *connection) {
+    return connection ? connection->norm : 0;
+}
+
+/* y = a block's result, of which the last weight makes the output of `rows`; without a connection, that output itself. */
+static void project_last(Threads threads, const Weight *weight, Rows rows, int64_t n, const Connection *connection,
+                         const float *x, float *y)
+{
+    const int plain = connection && !connection->after && connection->factor == 1.0f;
+    const Joining about = {connection, x, y, weight->out};
+    project(threads, weight, rows, n, plain ? x : 0, y, weight->out);
+    if (connection && !plain)
+        each(threads, join_item, &about, n, FEW);
+}

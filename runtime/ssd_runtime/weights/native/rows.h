@@ -24,6 +24,12 @@ typedef struct {
     float epsilon;
 } Norm;
 
+/* How a block stands beside the residual stream: its result is x + factor * after(block(norm(x))). */
+typedef struct {
+    const Norm *norm, *after; /* NULL for none. */
+    float factor;
+} Connection;
+
 /* Rows, in chunks of CHUNK rows and the rest. Quantised ones have per chunk of `count` rows levels [in / GROUP][count][GROUP],
  * and [in / GROUP][count] scales, [3] sums of the levels of either half and of both, and -128 times both as INTEGER_BITS +
  * that. Those for weights of 16 bits have `numbers` alone, ordered as levels are. So the rows of a chunk lie at distances
@@ -54,6 +60,17 @@ static float norm_factor(const float *x, int64_t in, float epsilon) {
         sum = multiply_add(part, part, sum);
     }
     return 1.0f / sqrtf(sum_of(sum) / (float)in + epsilon);
+}
+
+/* to = norm(x) + residual, or without the latter if that is NULL; `factor` multiplies the norm, which may be NULL. */
+static void norm_row(const float *x, const Norm *norm, float factor, const float *residual, int64_t in, float *to) {
+    const float by = norm ? factor * norm_factor(x, in, norm->epsilon) : factor;
+    for (int64_t i = 0; i < in; i += LANES) {
+        Floats part = multiply(load(x + i), all(by));
+        if (norm)
+            part = multiply(part, load(norm->weight + i));
+        store(to + i, residual ? add(load(residual + i), part) : part);
+    }
 }
 
 /* Quantise row `row` of n, normed unless `norm` is NULL. */

@@ -21,27 +21,27 @@ int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes
     return AGREED;
 }
 
-/* y [n, out] = x + W_down (silu(W_gate norm(x)) * W_up norm(x)). `memory` holds the inner rows in fp32, then the quantised
- * rows of x and those of the inner rows. */
-int mlp(const Weight *gate_up, const Weight *down, const Norm *norm, const float *x, int64_t bytes, int64_t n, float *y,
-        float *memory, int64_t floats, int wanted)
+/* y [n, out] = a gated MLP's result for x. `memory` holds the inner rows in fp32, then the quantised rows of x and those of
+ * the inner rows. */
+int mlp(const Weight *gate_up, const Weight *down, const Activation *activation, const Connection *connection, const float *x,
+        int64_t bytes, int64_t n, float *y, float *memory, int64_t floats, int wanted)
 {
-    AGREE(check_mlp(gate_up, down, norm, x, bytes, n, y, memory, floats, wanted));
+    AGREE(check_mlp(gate_up, down, activation, connection, x, bytes, n, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)gate_up->own_threads);
-    ON(threads, mlp_on(threads, gate_up, down, norm, x, n, y, memory));
+    ON(threads, mlp_on(threads, gate_up, down, activation, connection, x, n, y, memory));
     leave(threads);
     return AGREED;
 }
 
-/* y [n, hidden] = the weighted sum of the outputs of the experts of norm(x)'s rows, plus x if that is `added`. `chosen` and
+/* y [n, hidden] = the result of a mixture for x, whose output is the weighted sum of those of a row's experts. `chosen` and
  * `weights` [n][each] are the caller's choice; NULL where the router chooses. */
-int experts(const Experts *of, const Norm *norm, const float *x, int64_t bytes, int64_t n, const int32_t *chosen,
-            const float *weights, int64_t choice_bytes, int added, float *y, float *memory, int64_t floats, int wanted)
+int experts(const Experts *of, const Connection *connection, const float *x, int64_t bytes, int64_t n, const int32_t *chosen,
+            const float *weights, int64_t choice_bytes, float *y, float *memory, int64_t floats, int wanted)
 {
-    AGREE(check_experts(of, norm, x, bytes, n, chosen, weights, choice_bytes, y, memory, floats, wanted));
+    AGREE(check_experts(of, connection, x, bytes, n, chosen, weights, choice_bytes, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)of->gate_up[0]->own_threads);
-    const Mixture about = {.experts = of, .norm = norm, .x = x, .n = n, .chosen = (int32_t *)chosen,
-                           .weights = (float *)weights, .added = added, .y = y};
+    const Mixture about = {.experts = of, .connection = connection, .x = x, .n = n, .chosen = (int32_t *)chosen,
+                           .weights = (float *)weights, .y = y};
     ON(threads, experts_on(threads, about, memory));
     leave(threads);
     return AGREED;
@@ -83,6 +83,18 @@ typedef struct {
     float *qkv, *mixed, *own;
 } Attending;
 
+/* Norm a row's queries and keys where a norm is of all heads together. */
+static void norm_heads_item(const void *about, int64_t row, int worker) {
+    const Attending *of = about;
+    const Block *block = of->block;
+    float *queries = of->qkv + row * columns_of(block), *keys = queries + query_numbers(block);
+    (void)worker;
+    if (block->q_norm && !of_head(block->q_norm, block))
+        norm_row(queries, block->q_norm, 1.0f, 0, block->heads * block->head_dim, queries);
+    if (block->k_norm && !of_head(block->k_norm, block))
+        norm_row(keys, block->k_norm, 1.0f, 0, block->kv_heads * block->head_dim, keys);
+}
+
 /* Place one head of one row: those of keys and values go to the caches, those of queries stay where they are. */
 static void place_item(const void *about, int64_t item, int worker) {
     const Attending *of = about;
@@ -96,22 +108,30 @@ static void place_item(const void *about, int64_t item, int worker) {
     (void)worker;
     while (row - first >= segment->rows)
         first += segment++->rows;
-    float *from = of->qkv + row * all * size + head * size;
-    const int64_t at = (segment->own + row - first) * slot_bytes(block);
-    const int is_key = head < heads + kv_heads;
+    float *queries = of->qkv + row * columns_of(block);
     if (head < heads) {
-        place_head(from, block->q_norm, of->rotation, angles, size, from);
+        float *query = queries + head * size * (1 + block->gated);
+        place_head(query, of_head(block->q_norm, block), of->rotation, angles, size, query);
         return;
     }
+    float *from = queries + query_numbers(block) + (head - heads) * size;
+    const int64_t at = (segment->own + row - first) * slot_bytes(block);
+    const int is_key = head < heads + kv_heads;
     char *slot = at + (is_key ? segment->keys + (head - heads) * segment->stride
                               : segment->values + (head - heads - kv_heads) * segment->stride);
     float *to = block->kv_bits == 8 ? from : (float *)slot;
     if (is_key)
-        place_head(from, block->k_norm, of->rotation, angles + heads * of->rotation.width, size, to);
+        place_head(from, of_head(block->k_norm, block), of->rotation, angles + heads * of->rotation.width, size, to);
     else
         place_head(from, 0, still, 0, size, to);
     if (block->kv_bits == 8)
         store_slot(slot, to, size);
+}
+
+/* Multiply a head's output by the sigmoid of its gates. */
+static void gate_head(const float *gates, int64_t size, float *output) {
+    for (int64_t i = 0; i < size; i += LANES)
+        store(output + i, sigmoid_times(load(gates + i), load(output + i)));
 }
 
 /* Attend the queries of one item, from the projections of all rows to their places in `mixed`. */
@@ -139,7 +159,7 @@ static void attend_item(const void *about, int64_t item, int worker) {
             seen = seen_slots(segment->bias + own * segment->slots, segment->slots, slots);
         }
         queries[i - begin] = (Query){
-            .query = of->qkv + (row + own) * (heads + 2 * kv_heads) * size + head * size,
+            .query = of->qkv + (row + own) * columns_of(block) + head * size * (1 + block->gated),
             .seen = segment->bias ? slots : 0,
             .count = seen,
             .scores = scores + (i - begin) * of->longest,
@@ -149,44 +169,49 @@ static void attend_item(const void *about, int64_t item, int worker) {
     }
     attend(queries, (int)(end - begin), segment->keys + kv_head * segment->stride,
            segment->values + kv_head * segment->stride, block);
+    for (int64_t i = 0; block->gated && i < end - begin; i++)
+        gate_head(queries[i].query + size, size, queries[i].to);
 }
 
-static void attention_on(Threads threads, const Attending *of, const float *x, float *outer, float *inner, float *y) {
+static void attention_on(Threads threads, const Attending *of, const Connection *connection, const float *x, float *outer,
+                         float *inner, float *y)
+{
     const Block *block = of->block;
-    const int64_t all = block->heads + 2 * block->kv_heads;
     const int64_t n = of->n;
-    const Rows rows = prepared(threads, x, block->norm, n, block->qkv[0], outer);
+    const Rows rows = prepared(threads, x, norm_of(connection), n, block->qkv[0], outer);
     float *at = of->qkv;
     for (int64_t i = 0; i < block->projections; at += block->qkv[i++]->out)
-        project(threads, block->qkv[i], rows, n, 0, at, all * block->head_dim);
-    each(threads, place_item, of, n * all, FEW * all);
+        project(threads, block->qkv[i], rows, n, 0, at, columns_of(block));
+    each(threads, norm_heads_item, of, n, FEW);
+    each(threads, place_item, of, n * (block->heads + 2 * block->kv_heads), FEW * (block->heads + 2 * block->kv_heads));
     each(threads, attend_item, of, items_of(block, of->segments, n, threads.count), 1);
-    project(threads, block->output, prepared(threads, of->mixed, 0, n, block->output, inner), n, x, y, block->output->out);
+    project_last(threads, block->output, prepared(threads, of->mixed, 0, n, block->output, inner), n, connection, x, y);
 }
 
-/* y [n, hidden] = x + W_output attention(W_qkv norm(x)); writes the rows' keys and values into their caches. `memory` holds
+/* y [n, hidden] = an attention block's result for x; writes the rows' keys and values into their caches. `memory` holds
  * the queries, keys and values, and the mixed values of all rows; the quantised rows of x and of the mixed values; then,
  * per thread, the scores and slots of the queries that are attended together, `longest` each. That is the largest number
  * of slots plus 16. */
-int attention(const Block *block, const Segment *segments, int64_t count, const float *cos, const float *sin,
-              int64_t bytes, int64_t width, int64_t stride, const float *x, int64_t x_bytes, int64_t n, int64_t longest,
-              float *y, float *memory, int64_t floats, int wanted)
+int attention(const Block *block, const Connection *connection, const Segment *segments, int64_t count, const float *cos,
+              const float *sin, int64_t bytes, int64_t width, int64_t stride, const float *x, int64_t x_bytes, int64_t n,
+              int64_t longest, float *y, float *memory, int64_t floats, int wanted)
 {
     const Rotation rotation = {cos, sin, bytes, width, stride};
     AGREE(check_block(block));
-    AGREE(check_rows(x, x_bytes, n, block->qkv[0]->in, block->norm, y, memory, wanted));
+    AGREE(check_rows(x, x_bytes, n, block->qkv[0]->in, y, memory, wanted));
+    AGREE(check_connection(connection, block->qkv[0]->in));
     AGREE(check_segments(segments, count, block, n, longest));
     AGREE(check_rotation(rotation, block, n));
-    const int64_t heads = block->heads, size = block->head_dim, columns = (heads + 2 * block->kv_heads) * size;
-    const int64_t outer = n * (columns + heads * size), inner = outer + floats_of(block->qkv[0], n);
-    const int64_t own = inner + floats_of(block->output, n), most = most_together(block, n);
+    const int64_t columns = columns_of(block), outer = n * (columns + block->heads * block->head_dim);
+    const int64_t inner = outer + floats_of(block->qkv[0], n), own = inner + floats_of(block->output, n);
+    const int64_t most = most_together(block, n);
     REQUIRE(MEMORY, floats >= own + 2 * most * longest * (wanted < MOST_THREADS ? wanted : MOST_THREADS));
     const Threads threads = join(wanted, (int)block->output->own_threads);
     const Attending about = {
         .block = block, .segments = segments, .rotation = rotation, .n = n, .longest = longest,
         .most = most, .threads = threads.count, .qkv = memory, .mixed = memory + n * columns, .own = memory + own,
     };
-    ON(threads, attention_on(threads, &about, x, memory + outer, memory + inner, y));
+    ON(threads, attention_on(threads, &about, connection, x, memory + outer, memory + inner, y));
     leave(threads);
     return AGREED;
 }
@@ -198,8 +223,9 @@ typedef struct {
     Rotation rotation;
     int64_t longest;
     const Weight *gate_up, *down;
-    const Norm *norm; /* Of the MLP or of the experts. */
+    const Activation *activation; /* Of gate and up. */
     const Experts *experts;
+    const Connection *connection;
 } SubLayer;
 
 /* The weight that a sub-layer's rows meet first; NULL where it has none. */
@@ -234,17 +260,17 @@ int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x
         const Rotation by = each->rotation;
         float *to = (number - i) % 2 ? y : memory;
         if (each->block) {
-            AGREE(attention(each->block, each->segments, count, by.cos, by.sin, by.bytes, by.width, by.stride, x, bytes, n,
-                            each->longest, to, rest, left, wanted));
+            AGREE(attention(each->block, each->connection, each->segments, count, by.cos, by.sin, by.bytes, by.width,
+                            by.stride, x, bytes, n, each->longest, to, rest, left, wanted));
         } else if (each->experts) {
             REQUIRE(POINTERS, each->experts->down && each->experts->down[0]);
             const int64_t needed = experts_floats(each->experts, n);
             REQUIRE(MEMORY, left >= needed);
-            AGREE(experts(each->experts, each->norm, x, bytes, n, 0, 0, 0, 1, to, rest, needed, wanted));
+            AGREE(experts(each->experts, each->connection, x, bytes, n, 0, 0, 0, to, rest, needed, wanted));
         } else {
             const int64_t needed = mlp_floats(each->gate_up, each->down, n);
             REQUIRE(MEMORY, left >= needed);
-            AGREE(mlp(each->gate_up, each->down, each->norm, x, bytes, n, to, rest, needed, wanted));
+            AGREE(mlp(each->gate_up, each->down, each->activation, each->connection, x, bytes, n, to, rest, needed, wanted));
         }
         x = to;
     }
