@@ -34,8 +34,9 @@ from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
-DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 8}
-MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 4, "mamba_n_groups": 1, "mamba_d_state": 16}
+DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 16}
+MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_expand": 4}
+"""Heads that our own code takes: keys and values of whole tiles of 16."""
 FACTORS = (
     *("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_in_multiplier"),
     *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
@@ -50,7 +51,7 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "lfm2-moe": {"moe_intermediate_size": 32, "routed_scaling_factor": 1.0},
     "qwen3.5": DELTA_NETS,
     "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
-    "falcon-h1": {**MAMBA, "mamba_n_groups": 2, "mamba_d_ssm": 64, **dict.fromkeys(FACTORS, 1.0), **FACTOR_LISTS},
+    "falcon-h1": {**MAMBA, "mamba_n_groups": 2, "mamba_d_ssm": 256, **dict.fromkeys(FACTORS, 1.0), **FACTOR_LISTS},
     "qwen3-next": {
         **DELTA_NETS,
         "moe_intermediate_size": 32,
@@ -60,7 +61,7 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "granite-hybrid": {"shared_intermediate_size": 96, **MAMBA},
     "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
-"""Sizes of hybrids and of Gemma-4 for that; value heads of a gated delta net share blocks of 32 columns."""
+"""Sizes of hybrids and of Gemma-4 for that."""
 RENAMED = {
     "block_sparse_moe.router": "mlp.gate",
     ".router.scale": ".router.proj.scale",

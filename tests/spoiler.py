@@ -10,6 +10,7 @@ from ssd_runtime.model.sublayers.native_attention import SegmentPlace, _Block
 from ssd_runtime.weights.kernels.kernel import _Connection, _Norm
 from ssd_runtime.weights.kernels.native import _Weight
 from ssd_runtime.weights.kernels.native_mlp import Activation, _Experts
+from ssd_runtime.weights.kernels.native_recurrence import _Recurrence
 from ssd_runtime.weights.native.library import Library
 
 WRONG = (0, -1, 1, 2**28, 2**31 + 1, 2**62, 2**63 - 1, -(2**63))
@@ -23,8 +24,9 @@ NAMES = {
     "experts": "experts connection x x_bytes n chosen weights choice_bytes y memory floats threads",
     "attention": "block connection segments count cos sin bytes width stride x x_bytes n longest y memory floats "
     "threads",
+    "recur": "recurrence window window_bytes state state_bytes next after x x_bytes n y memory floats threads",
 }
-OPTIONAL = ("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks")
+OPTIONAL = ("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "direct")
 SIZE_OF = {"bias_bytes": "bias", "number": "chosen", "router_bytes": "router"}
 """Numbers that are read only where the other one, an address, is given."""
 FILL = 0x55
@@ -53,10 +55,13 @@ class Spoiler:
         given = dict(zip(names, args, strict=True))
         run = getattr(self.real, function)
         areas = [(given["y"], 4 * given["n"] * _width(function, given))]
+        if function == "recur":
+            areas += [(given["next"], given["window_bytes"]), (given["after"], given["state_bytes"])]
         for segment in _segments(function, given):
             areas += [(segment.keys, segment.bytes), (segment.values, segment.bytes)]
         before = [ctypes.string_at(*area) for area in areas]
-        untouched = [bytes([FILL]) * areas[0][1], *before[1:]]
+        results = len(areas) if function == "recur" else 1
+        untouched = [bytes([FILL]) * size for _, size in areas[:results]] + before[results:]
 
         def trial(*changed: Any) -> tuple[int, list[bytes]]:
             for (address, _), content in zip(areas, untouched, strict=True):
@@ -101,6 +106,9 @@ def _width(function: str, given: dict[str, Any]) -> int:
         return int(given["x_bytes"] // 4 // given["n"])
     if function == "experts":
         return int(_weights_of(given["experts"])[0].in_features)
+    if function == "recur":
+        about = _Recurrence.from_address(given["recurrence"])
+        return int(about.heads * about.value)
     weight = _Weight.from_address(given["weight" if function == "linear" else "down"])
     return int(weight.out_features)
 
@@ -123,6 +131,8 @@ def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
         connection = _Connection.from_address(given["connection"])
         norms += [connection.norm, connection.after]
         found.append(connection)
+    if function == "recur":
+        found.append(_Recurrence.from_address(given["recurrence"]))
     if function == "mlp":
         found.append(Activation.from_address(given["activation"]))
     if function == "attention":

@@ -22,10 +22,12 @@ from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, NativeMlp, Router, Routing
+from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 from ssd_runtime.weights.native.library import Library
 from tests.native_blocks import (
     EPSILON,
     Block,
+    Scan,
     activated,
     any_activation,
     any_connection,
@@ -187,8 +189,22 @@ def test_calls_whose_sizes_agree_compute_what_torch_does(instructions: Library) 
         rows = torch.randn(sum(block.rows), block.hidden)
         assert near(projections.calls(), projections.expected()), seed
         assert near(block(rows), block.expected(rows)), seed
-        mixture = Mixture(own)
+        mixture, scan = Mixture(own), Scan()
         assert near(mixture.call(), mixture.expected()), seed
+        torch.testing.assert_close(scan.call(), scan.expected(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_row_of_a_recurrence_has_the_same_result_however_many_rows_follow(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        seeded(seed, 1 + seed % 3)
+        scan = Scan()
+        whole, window, state = scan.native(scan.window, scan.state, scan.inputs)
+        kept, before = list[Tensor](), (scan.window, scan.state)
+        for row in scan.inputs.split(1):
+            out, *following = scan.native(*before, row)
+            before = following[0], following[1]
+            kept.append(out)
+        assert all(map(torch.equal, (torch.cat(kept), *before), (whole, window, state))), seed
 
 
 def test_a_row_of_a_mixture_has_the_same_result_whatever_rows_stand_beside_it(instructions: Library) -> None:
@@ -238,12 +254,14 @@ def test_a_wrong_number_is_refused_or_changes_nothing(instructions: Library) -> 
         own = seeded(seed, 2)
         projections, block = Projections(own), Block(own, (16, 80))
         rows = torch.randn(sum(block.rows), block.hidden)
-        mixture = Mixture(own)
-        spoilers += [Spoiler(instructions) for _ in range(3)]
+        mixture, scan = Mixture(own), Scan()
+        spoilers += [Spoiler(instructions) for _ in range(4)]
         projections.up.library, block.attention._library, mixture.first.library = spoilers[-3:]  # type: ignore[assignment]
+        scan.native._library = spoilers[-4]  # type: ignore[assignment]
         assert near(projections.calls(), projections.expected()), seed
         assert near(block(rows), block.expected(rows)), seed
         assert near(mixture.call(), mixture.expected()), seed
+        assert near(scan.call(), scan.expected()), seed
     codes = [code for spoiler in spoilers for code in spoiler.codes]
     assert len(set(codes)) > 20
     assert sum(code > 0 for code in codes) > 0.8 * len(codes)
@@ -289,6 +307,7 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a head's size", attention_with(block, head_dim=8)
     yield "sinks have a score", attention_with(block, sinks=torch.zeros(block.heads + 1))
     yield from mixture_misfits(own)
+    yield from scan_misfits()
 
 
 def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -322,6 +341,25 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     routed = with_router(mixture.router)
     yield "n rows come with", lambda: routed(x, None, choice)
     yield "x is n rows", lambda: routed(torch.randn(2, mixture.hidden + 32), None)
+
+
+def scan_misfits() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls of recurrences with parts that do not fit each other."""
+    scan = Scan()
+    given = {"window": scan.window, "state": scan.state, "inputs": scan.inputs}
+
+    def calling(native: NativeRecurrence, **changes: Tensor) -> Callable[[], object]:
+        return lambda: native(**{**given, **changes})
+
+    yield "a recurrence has heads", calling(scan.made(groups=scan.groups + scan.heads))
+    yield "a recurrence has heads", calling(scan.made(state=torch.zeros(scan.heads, scan.key, scan.value + 8)))
+    yield "a convolution has two rows", calling(scan.made(taps=scan.taps[:1]))
+    yield "a convolution has two rows", calling(scan.made(taps=scan.taps[:, 1:]))
+    yield "a convolution has two rows", calling(scan.made(bias=torch.zeros(scan.channels + 1)))
+    yield "every head has", calling(scan.made(numbers=scan.numbers._replace(decay=torch.zeros(scan.heads + 1))))
+    yield "a state is the window", calling(scan.native, window=scan.window.repeat(2, 1))
+    yield "a state is the window", calling(scan.native, state=torch.zeros(scan.heads + 1, scan.key, scan.value))
+    yield "x is n rows", calling(scan.native, inputs=scan.inputs[:, 1:])
 
 
 def test_objects_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:

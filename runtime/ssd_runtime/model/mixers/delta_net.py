@@ -11,6 +11,7 @@ from torch.nn.functional import silu, softplus
 from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.model.mixers.mixer import Mixer, State
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
+from ssd_runtime.weights.kernels.native_recurrence import HeadNumbers, NativeRecurrence
 
 EPSILON = 1e-6
 """Added to the squared lengths of queries and keys."""
@@ -35,6 +36,8 @@ class GatedDeltaNet(Mixer):
         self._step = module.dt_bias.detach().float()
         # A quantised file may hold the columns of the output projection in another order (`PackedLinear`).
         self._order = getattr(module.out_proj, "columns", None)
+        numbers = HeadNumbers(self._decay, self._step)
+        self.native = NativeRecurrence.of(self._taps, self._bias, numbers, self.empty()[1], self._key_heads)
         return self._channels + 2 * self._heads
 
     def empty(self) -> State:

@@ -8,6 +8,7 @@ from torch.nn.functional import silu, softplus
 from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.model.mixers.mixer import Mixer, State
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
+from ssd_runtime.weights.kernels.native_recurrence import HeadNumbers, NativeRecurrence
 
 
 class Mamba2(Mixer):
@@ -28,6 +29,14 @@ class Mamba2(Mixer):
         self._decay = -module.A_log.detach().float().exp()
         self._step = module.dt_bias.detach()
         self._direct = module.D.detach().float()[:, None]
+        self.native = NativeRecurrence.of(
+            self._taps,
+            self._bias,
+            HeadNumbers(self._decay, self._step.float(), self._direct[:, 0]),
+            self.empty()[1],
+            self._groups,
+            module.time_step_limit,
+        )
         return self._channels + self._heads
 
     def empty(self) -> State:
@@ -57,6 +66,10 @@ class Mamba2(Mixer):
             norm(mixed, gate) if norm is not None and not isinstance(norm, nn.Identity) else mixed * silu(gate)
         )
         return normed.to(projected.dtype)
+
+    def _shaped(self, outputs: Tensor) -> Tensor:
+        """The heads' outputs [n, heads * width]."""
+        return outputs.flatten(1)
 
     def _joined(self, out: Tensor, x: Tensor) -> Tensor:
         """The heads' outputs [n, heads * width] in fp32 with the direct path from x [n, heads, width] added."""

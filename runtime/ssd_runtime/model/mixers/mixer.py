@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 
 FEW = 32
 """Most rows that run one after the other: more than nearly all verifications have."""
@@ -52,6 +53,8 @@ class Mixer(ABC):
     """Bytes of a row's inputs."""
     state_bytes: int
     """Bytes of one state."""
+    native: NativeRecurrence | None = None
+    """The recurrence in our own code, which runs few rows; None where that does not serve it."""
 
     def __init__(self, module: nn.Module, by_row: bool = False) -> None:
         """With `by_row`, no bit of a row among `FEW` depends on the others: each runs as it would alone."""
@@ -96,6 +99,10 @@ class Mixer(ABC):
 
     def scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]:
         """The mixed values [n, …] of rows that follow each other after `state`, and the state after the last one."""
+        if self.native is not None and len(inputs) <= FEW and inputs.dtype == torch.float32:
+            window, matrix = state
+            outputs, *after = self.native(window, matrix, inputs)
+            return self._shaped(outputs), tuple(after)
         if not self._by_row or not 1 < len(inputs) <= FEW:
             return self._scan(state, inputs)
         mixed = list[Tensor]()
@@ -114,6 +121,10 @@ class Mixer(ABC):
             return self._finished(mixed, projected)
         rows = zip(mixed.split(1), projected.split(1), strict=True)
         return torch.cat([self._finished(out, row) for out, row in rows])
+
+    def _shaped(self, outputs: Tensor) -> Tensor:
+        """The mixed values of the heads' outputs [n, heads, value]."""
+        return outputs
 
     @abstractmethod
     def _scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]: ...

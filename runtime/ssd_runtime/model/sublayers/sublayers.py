@@ -165,7 +165,7 @@ class SubLayers:
         projected = beside.inputs(x, norm=parts.attention_norm)[: batch.rows]
         mixed = mix(beside.mixer, layer, projected, batch.segments)
         out = self._mixer(layer, x, batch, bits)
-        return beside.output(mixed.repeat(len(x) // len(mixed), 1), residual=out)
+        return beside.output(_as_many(mixed, x), residual=out)
 
     def _mixer(self, layer: int, x: Tensor, batch: Batch, bits: int) -> Tensor:
         parts = self._forms[bits][layer]
@@ -177,7 +177,7 @@ class SubLayers:
             batch = batch.on(parts.device)
         if parts.mixer is not None:
             mixed = mix(parts.mixer, layer, parts.qkv_of(x)[: batch.rows], batch.segments)
-            return parts.add_attention(x, mixed.repeat(len(x) // len(mixed), 1))  # a lone row may run as two
+            return parts.add_attention(x, _as_many(mixed, x))
         queries, new, gates = self._attending.project(parts, x, batch.rotations[parts.kind])
         mixed = self._attending.mixed(layer, queries, new, batch)
         return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
@@ -270,3 +270,8 @@ class SubLayers:
         if self._spread or self._cap is not None:
             return None
         return NativeAttention.of(layer, self._family, self._shape.heads, self._kv_bits)
+
+
+def _as_many(mixed: Tensor, x: Tensor) -> Tensor:
+    """The rows `mixed` [n, …] as often as `x` has them: a lone row may run as two equal ones."""
+    return mixed if len(mixed) == len(x) else mixed.repeat(len(x) // len(mixed), 1)

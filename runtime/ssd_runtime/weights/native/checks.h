@@ -5,6 +5,7 @@
 #pragma once
 #include "attention.h"
 #include "experts.h"
+#include "recurrence.h"
 
 #define LARGEST (INT64_C(1) << 28) /* Most rows, columns, outputs or slots, so that no product overflows. */
 
@@ -45,6 +46,10 @@
     RULE(EXPERTS, "experts have the same sizes and formats, and a row goes to one or more of them, at most all")\
     RULE(ROUTER, "a router has a row in fp32 for each expert, and a number of its bias if it has one")     \
     RULE(CHOICE, "n rows come with the experts and the weights of each, unless the router chooses them")   \
+    RULE(RECURRENCE, "a recurrence has heads in whole groups, and keys and values of whole tiles of 16")   \
+    RULE(TAPS, "a convolution has two rows of factors or more, and they and its bias one for each channel")\
+    RULE(STEPS, "every head has a decay and a step, and a direct factor if any has")                       \
+    RULE(STATE, "a state is the window of the rows before, and a matrix for each head, in fp32")           \
     RULE(RUN, "there is a sub-layer or more, all of x's width")
 
 #define CODE(name, text) REFUSED_##name,
@@ -257,5 +262,31 @@ static int check_experts(const Experts *of, const Connection *connection, const 
     for (int64_t i = 0; chosen && i < n * of->each; i++)
         REQUIRE(CHOICE, chosen[i] >= 0 && chosen[i] < of->number);
     REQUIRE(MEMORY, floats == experts_floats(of, n));
+    return AGREED;
+}
+
+static int check_recurrence(const Recurrence *of) {
+    REQUIRE(POINTERS, of && of->taps && of->decay && of->step);
+    REQUIRE(RECURRENCE, within(of->groups, 1) && within(of->heads, 1) && of->heads % of->groups == 0);
+    REQUIRE(RECURRENCE, within(of->key, TILE) && of->key % TILE == 0 && within(of->value, TILE) && of->value % TILE == 0);
+    REQUIRE(RECURRENCE, within(of->groups * of->key, TILE) && within(of->heads * of->value, TILE));
+    REQUIRE(TAPS, of->kernel >= 2 && of->kernel <= LARGEST / channels_in(of));
+    REQUIRE(TAPS, of->tap_bytes == 4 * of->kernel * channels_in(of));
+    REQUIRE(TAPS, !of->bias || of->bias_bytes == 4 * channels_in(of));
+    REQUIRE(STEPS, of->head_bytes == 4 * of->heads);
+    return AGREED;
+}
+
+static int check_recur(const Recurrence *of, const float *window, int64_t window_bytes, const float *state,
+                       int64_t state_bytes, const float *next, const float *after, const float *inputs, int64_t bytes,
+                       int64_t n, const float *y, const float *memory, int64_t floats, int threads)
+{
+    AGREE(check_recurrence(of));
+    AGREE(check_rows(inputs, bytes, n, inputs_of(of), y, memory, threads));
+    REQUIRE(POINTERS, window && state && next && after);
+    REQUIRE(SEGMENTS, n >= 1);
+    REQUIRE(STATE, window_bytes == 4 * (of->kernel - 1) * channels_in(of));
+    REQUIRE(STATE, state_bytes / of->value == 4 * of->heads * of->key && state_bytes % of->value == 0);
+    REQUIRE(MEMORY, floats == recurrence_floats(of, n));
     return AGREED;
 }

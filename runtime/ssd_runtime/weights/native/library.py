@@ -53,6 +53,8 @@ class Library:
         self.attention = functions.attention
         rotation = (POINTER, POINTER, COUNT, COUNT, COUNT)
         self.attention.argtypes = (POINTER, POINTER, *sized, *rotation, *rows, COUNT, POINTER, *memory)
+        self.recur = functions.recur
+        self.recur.argtypes = (POINTER, *sized, *sized, POINTER, POINTER, *rows, POINTER, *memory)
         self.run = functions.run
         self.run.argtypes = (POINTER, COUNT, COUNT, *rows, POINTER, *memory)
         self._rule = functions.rule

@@ -47,6 +47,21 @@ int experts(const Experts *of, const Connection *connection, const float *x, int
     return AGREED;
 }
 
+/* y [n, heads, value] = the outputs of a recurrence for the `inputs` [n] of rows that follow the convolution's `window` and the
+ * `state`; writes those after them to `next` and `after`. `memory` holds the convolved channels of all rows. */
+int recur(const Recurrence *of, const float *window, int64_t window_bytes, const float *state, int64_t state_bytes,
+          float *next, float *after, const float *inputs, int64_t bytes, int64_t n, float *y, float *memory, int64_t floats,
+          int wanted)
+{
+    AGREE(check_recur(of, window, window_bytes, state, state_bytes, next, after, inputs, bytes, n, y, memory, floats, wanted));
+    const Threads threads = join(wanted, 0); /* Beside it torch's operations run, whose threads it shares. */
+    const Recurring about = {.recurrence = of, .window = window, .before = state, .inputs = inputs, .n = n, .next = next,
+                             .after = after, .convolved = memory, .y = y};
+    ON(threads, recur_on(threads, &about));
+    leave(threads);
+    return AGREED;
+}
+
 /* The queries of one segment and key-value head are attended in equal items, of which all threads have some. */
 static int64_t together(const Block *block, int64_t rows, int threads) {
     const int64_t queries = rows * (block->heads / block->kv_heads);
