@@ -175,7 +175,7 @@ class Layer:
         return x if self.scalar is None else x * self.scalar.tensor
 
     def _with_mlp(self, x: Tensor) -> Tensor:
-        if (native := self.native_mlp) is not None:
+        if (native := self._native_block) is not None:
             block, connection = native
             return block(x, connection)
         if isinstance(self.mlp, Experts):
@@ -184,11 +184,14 @@ class Layer:
 
     @property
     def native_mlp(self) -> tuple[NativeMlp | NativeExperts, Connection] | None:
-        """The MLP block, and its connection to the residual stream, as one call of our own code; None if it is none."""
+        """The MLP sub-layer as a call of our own code: a block and its connection to the stream; None if it is none."""
+        return self._native_block if self.injection is None and self.scalar is None else None
+
+    @property
+    def _native_block(self) -> tuple[NativeMlp | NativeExperts, Connection] | None:
+        """The MLP block, without an injection or a factor of the layer, and its connection to the residual stream."""
         block, connection = self.mlp.native, self._connection(self.mlp_norm, self.mlp_after)
-        if block is None or connection is None or self.injection is not None or self.scalar is not None:
-            return None
-        return block, connection
+        return None if block is None or connection is None else (block, connection)
 
     @property
     def attention_connection(self) -> Connection | None:
