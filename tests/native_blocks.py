@@ -14,6 +14,7 @@ from torch.nn.functional import gelu, normalize, rms_norm, silu, softplus
 from ssd_runtime.model.batch.rotary import Rotation, rotate
 from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
 from ssd_runtime.model.mixers.recurrence import Rows, recur
+from ssd_runtime.model.sublayers.attention import capped
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import Native
@@ -158,10 +159,12 @@ class Block:
             "q_norm": self.norms[0],
             "k_norm": self.norms[1],
             "gated": self.gated,
+            "alternate": random.choice([False, True]),
             "heads": heads,
             "kv_heads": kv_heads,
             "head_dim": self.head_dim,
             "scale": self.scale,
+            "cap": random.choice([0.0, 1.5]),
             "kv_bits": random.choice([8, 32]),
             "sinks": random.choice([None, 2 * torch.randn(heads)]),
         }
@@ -237,7 +240,8 @@ class Block:
             queries, gates = (each.flatten(1) for each in queries.unflatten(1, (heads, 2, size)).unbind(2))
         turned = torch.cat([self._heads(queries, self.norms[0]), self._heads(keys, self.norms[1])], 1)
         if self.rotation is not None:
-            turned = rotate(turned, tuple(each[:, : heads + kv_heads] for each in self.rotation))  # type: ignore[arg-type]
+            cos, sin = (each[:, : heads + kv_heads] for each in self.rotation)
+            turned = rotate(turned, (cos, sin), self.parts["alternate"])
         queries, keys = turned.split([heads, kv_heads], 1)
         values, mixed, at = values.unflatten(1, (-1, size)), list[Tensor](), 0
         for cache, bias, (known, rows) in zip(caches, self.biases, self.pairs(), strict=True):
@@ -245,6 +249,7 @@ class Block:
             cache[:, :, known:] = torch.stack([keys[own], values[own]]).transpose(1, 2)
             seen = cache.repeat_interleave(heads // kv_heads, 1)
             scores = queries[own].transpose(0, 1) @ seen[0].transpose(1, 2) * self.scale
+            scores = capped(scores, self.parts["cap"] or None)
             scores = scores if bias is None else scores + bias
             if (sinks := self.parts["sinks"]) is not None:
                 scores = torch.cat([scores, sinks.view(-1, 1, 1).expand(-1, rows, 1)], -1)

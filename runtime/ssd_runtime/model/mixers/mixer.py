@@ -99,9 +99,10 @@ class Mixer(ABC):
 
     def scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]:
         """The mixed values [n, …] of rows that follow each other after `state`, and the state after the last one."""
-        if self.native is not None and len(inputs) <= FEW and inputs.dtype == torch.float32:
+        few, native = len(inputs) <= FEW, self.native
+        if few and native is not None and all(each.dtype == torch.float32 for each in (*state, inputs)):
             window, matrix = state
-            outputs, *after = self.native(window, matrix, inputs)
+            outputs, *after = native(window, matrix, inputs)
             return self._shaped(outputs), tuple(after)
         if not self._by_row or not 1 < len(inputs) <= FEW:
             return self._scan(state, inputs)

@@ -50,11 +50,13 @@ class _Block(ctypes.Structure):
         ("sinks", ctypes.c_void_p),
         ("sink_bytes", ctypes.c_int64),
         ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
         ("projections", ctypes.c_int64),
         ("heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
         ("gated", ctypes.c_int64),
+        ("alternate", ctypes.c_int64),
         ("kv_bits", ctypes.c_int64),
     )
 
@@ -67,8 +69,10 @@ class NativeAttention:
     """
 
     @classmethod
-    def of(cls, layer: Layer, family: Family, heads: int, kv_bits: int) -> NativeAttention | None:
-        """The attention block of a layer without a cap of scores; None where the code does not serve it."""
+    def of(
+        cls, layer: Layer, family: Family, heads: int, kv_bits: int, cap: float | None = None
+    ) -> NativeAttention | None:
+        """The attention block of a layer, with a soft-cap of scores; None where the code does not serve it."""
         about = layer.about
         qkv, output = layer.qkv.natives, layer.output.fused
         norms, connection = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}, layer.attention_connection
@@ -79,7 +83,6 @@ class NativeAttention:
             or output is None
             or connection is None
             or about.head_dim not in HEAD_DIMS
-            or family.pairs_alternate
             or family.qk_norm == "rotated"
             or layer.v_norm is not None
             or about.shares
@@ -95,7 +98,9 @@ class NativeAttention:
             kv_heads=about.kv_heads,
             head_dim=about.head_dim,
             scale=layer.scale,
+            cap=cap or 0.0,
             gated=family.gated,
+            alternate=family.pairs_alternate,
             kv_bits=kv_bits,
             sinks=None if layer.sinks is None else layer.sinks.tensor,
         )
@@ -112,14 +117,17 @@ class NativeAttention:
         kv_heads: int,
         head_dim: int,
         scale: float,
+        cap: float = 0.0,
         gated: bool = False,
+        alternate: bool = False,
         kv_bits: int = 32,
         sinks: Tensor | None = None,
     ) -> None:
         """The outputs of `qkv` together are queries, keys and values, which caches hold in `kv_bits` bits a number.
 
         The norms are those of each head, or of all heads together. If `gated`, every query is followed by the gates of
-        its head's output, before their sigmoid. `sinks` [heads] are as for `attend`.
+        its head's output, before their sigmoid. A `cap` of 0 is none. Rotations turn neighbours if `alternate`
+        (`rotate`). `sinks` [heads] are as for `attend`.
         """
         found = library()
         if found is None:
@@ -131,10 +139,10 @@ class NativeAttention:
         sinks = None if sinks is None else sinks.float().contiguous()
         self._parts = tuple(qkv), addresses, output, norms, sinks  # what the structure points to
         projections = ctypes.addressof(addresses)
-        sizes = len(qkv), heads, kv_heads, head_dim, int(gated), kv_bits
+        sizes = len(qkv), heads, kv_heads, head_dim, int(gated), int(alternate), kv_bits
         norm_addresses = [None if each is None else each.address for each in norms]
         sink_place = (None, 0) if sinks is None else (sinks.data_ptr(), sinks.nbytes)
-        self._block = _Block(projections, output.address, *norm_addresses, *sink_place, scale, *sizes)
+        self._block = _Block(projections, output.address, *norm_addresses, *sink_place, scale, cap, *sizes)
         self.address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
         self._per_row = ((2 + gated) * heads + 2 * kv_heads) * head_dim

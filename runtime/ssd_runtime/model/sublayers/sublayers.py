@@ -267,9 +267,9 @@ class SubLayers:
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
         """The layer's attention block as one call of our own code; None where that does not serve it."""
-        if self._spread or self._cap is not None:
+        if self._spread:
             return None
-        return NativeAttention.of(layer, self._family, self._shape.heads, self._kv_bits)
+        return NativeAttention.of(layer, self._family, self._shape.heads, self._kv_bits, self._cap)
 
 
 def _as_many(mixed: Tensor, x: Tensor) -> Tensor:

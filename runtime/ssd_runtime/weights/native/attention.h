@@ -22,9 +22,10 @@ typedef struct {
     const Norm *q_norm, *k_norm; /* Of each head, or of all heads of a row together; NULL for none. */
     const float *sinks; /* [heads] scores of a key that has no value; NULL for none. */
     int64_t sink_bytes;
-    float scale;
+    float scale, cap; /* Scores s become cap * tanh(s / cap); 0 for no cap. */
     int64_t projections, heads, kv_heads, head_dim;
-    int64_t gated; /* 1 if every query is followed by the gates of its head's output, before their sigmoid; else 0. */
+    int64_t gated;     /* 1 if every query is followed by the gates of its head's output, before their sigmoid; else 0. */
+    int64_t alternate; /* 1 if a rotation turns pairs of neighbours, 0 if pairs half of its width apart. */
     int64_t kv_bits; /* Of a number in the cache: 32, or 8 with a scale in fp32 after those of each slot and head. */
 } Block;
 
@@ -81,7 +82,9 @@ typedef struct {
 } Rotation;
 
 /* to = the head, normed and rotated by the angles that begin `at` numbers after the first. */
-static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t at, int64_t size, float *to) {
+static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t at, int64_t alternate, int64_t size,
+                       float *to)
+{
     float head[256];
     const float factor = norm ? norm_factor(x, size, norm->epsilon) : 1.0f;
     for (int64_t i = 0; i < size; i++)
@@ -89,8 +92,9 @@ static void place_head(const float *x, const Norm *norm, Rotation rotation, int6
     const int64_t half = rotation.cos ? rotation.width / 2 : 0;
     const float *cos = rotation.cos + at, *sin = rotation.sin + at;
     for (int64_t i = 0; i < half; i++) {
-        to[i] = head[i] * cos[i] + head[half + i] * sin[i];
-        to[half + i] = head[half + i] * cos[half + i] + head[i] * sin[half + i];
+        const int64_t one = alternate ? 2 * i : i, other = one + (alternate ? 1 : half);
+        to[one] = head[one] * cos[one] + head[other] * sin[one];
+        to[other] = head[other] * cos[other] + head[one] * sin[other];
     }
     for (int64_t i = 2 * half; i < size; i++)
         to[i] = head[i];
@@ -153,10 +157,14 @@ INLINE void score(const Query *query, const int together, const char *keys, int6
     }
 }
 
-/* Turn scores into exp(score - peak); returns their sum, with that of the sink. */
-static float shares(const Query *query) {
+/* Turn scores into exp(score - peak), of capped scores unless `cap` is 0; returns their sum, with that of the sink. */
+static float shares(const Query *query, float cap) {
     const int64_t count = query->count;
     Floats peaks = all(-INFINITY), sums = zeros();
+    for (int64_t i = 0; cap != 0.0f && i < count; i += LANES) { /* tanh(x) is 2 sigmoid(2 x) - 1. */
+        const Floats twice = multiply(load(query->scores + i), all(2.0f / cap));
+        store(query->scores + i, subtract(sigmoid_times(twice, all(2.0f * cap)), all(cap)));
+    }
     for (int64_t i = 0; i < count; i += LANES)
         peaks = larger_inside(peaks, load(query->scores + i), count - i);
     const float highest = peak_of(peaks), top = query->sink && *query->sink > highest ? *query->sink : highest;
@@ -216,8 +224,8 @@ static int sees_alike(const Query *query, int n) {
 /* Attention of queries of heads that share keys and values. A query's sums run over the slots that it sees in order, so
  * neither hidden slots nor other queries change anything. `parts`, a head's size / LANES, and `bits` are constant where it is
  * called. */
-INLINE void attend_parts(const Query *queries, int n, const char *keys, const char *values, float scale, const int parts,
-                         const int bits)
+INLINE void attend_parts(const Query *queries, int n, const char *keys, const char *values, float scale, float cap,
+                         const int parts, const int bits)
 {
     float mixed[QUERIES][2 * 256], sums[QUERIES];
     int64_t longest = 0;
@@ -235,7 +243,7 @@ INLINE void attend_parts(const Query *queries, int n, const char *keys, const ch
                 score(&queries[q], 1, keys, first, last, scale, parts, bits);
         }
     for (int q = 0; q < n; q++)
-        sums[q] = shares(&queries[q]);
+        sums[q] = shares(&queries[q], cap);
     for (int64_t first = 0; first < longest; first += BLOCK)
         for (int q = 0; q < n; q++) {
             const int64_t last = queries[q].count < first + BLOCK ? queries[q].count : first + BLOCK;
@@ -260,12 +268,12 @@ INLINE void attend_parts(const Query *queries, int n, const char *keys, const ch
 
 static void attend(const Query *queries, int n, const char *keys, const char *values, const Block *block)
 {
-#define CASE(size)                                                                     \
-    case size:                                                                         \
-        if (block->kv_bits == 8)                                                       \
-            attend_parts(queries, n, keys, values, block->scale, size / LANES, 8);     \
-        else                                                                           \
-            attend_parts(queries, n, keys, values, block->scale, size / LANES, 32);    \
+#define CASE(size)                                                                              \
+    case size:                                                                                  \
+        if (block->kv_bits == 8)                                                                \
+            attend_parts(queries, n, keys, values, block->scale, block->cap, size / LANES, 8);  \
+        else                                                                                    \
+            attend_parts(queries, n, keys, values, block->scale, block->cap, size / LANES, 32); \
         break;
     switch (block->head_dim) { HEAD_DIMS(CASE) }
 #undef CASE

@@ -29,7 +29,7 @@
     RULE(HEADS, "heads are a multiple of key-value heads")                                                 \
     RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
     RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
-    RULE(GATED, "queries have gates or none")                                                              \
+    RULE(FORM, "queries have gates or none, and a rotation turns pairs of neighbours or of halves")        \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head, or of all heads together")\
     RULE(SINKS, "sinks have a score for each head")                                                        \
     RULE(PROJECTIONS, "one to three weights of the same columns, on the same rows, make queries, keys and values")\
@@ -173,7 +173,7 @@ static int check_block(const Block *block) {
     REQUIRE(HEAD_DIM, has_kernel(block->head_dim));
     REQUIRE(KV_BITS, block->kv_bits == 8 || block->kv_bits == 32);
     REQUIRE(SINKS, !block->sinks || block->sink_bytes == 4 * block->heads);
-    REQUIRE(GATED, block->gated == 0 || block->gated == 1);
+    REQUIRE(FORM, (block->gated == 0 || block->gated == 1) && (block->alternate == 0 || block->alternate == 1));
     REQUIRE(HEAD_NORMS, fits_heads(block->q_norm, block, block->heads) && fits_heads(block->k_norm, block, block->kv_heads));
     REQUIRE(PROJECTIONS, block->projections >= 1 && block->projections <= 3);
     const int64_t needed = columns_of(block);

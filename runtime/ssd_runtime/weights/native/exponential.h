@@ -1,4 +1,4 @@
-/* exp of a vector of numbers. */
+/* exp and sigmoid of vectors of numbers. */
 #pragma once
 #include "lanes.h"
 
@@ -17,4 +17,10 @@ INLINE Floats exponential(Floats x) {
     sum = multiply_add(sum, rest, all(1.0f));
     sum = multiply_add(sum, rest, all(1.0f));
     return scaled(sum, n);
+}
+
+/* x * sigmoid(by). */
+INLINE Floats sigmoid_times(Floats by, Floats x) {
+    const Floats bounded = larger(smaller(by, all(87.0f)), all(-87.0f));
+    return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
 }

@@ -3,12 +3,6 @@
 #include "exponential.h"
 #include "project.h"
 
-/* x * sigmoid(by). */
-INLINE Floats sigmoid_times(Floats by, Floats x) {
-    const Floats bounded = larger(smaller(by, all(87.0f)), all(-87.0f));
-    return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
-}
-
 /* How gate and up are joined: silu(gate) * up; gelu(gate) * up, by its form with a tanh; or the clamped form of GPT-OSS,
  * min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (up + 1), with up within the limit. */
 typedef enum { SILU, GELU, CLAMPED, FUNCTIONS } Function;

@@ -126,7 +126,7 @@ static void place_item(const void *about, int64_t item, int worker) {
     float *queries = of->qkv + row * columns_of(block);
     if (head < heads) {
         float *query = queries + head * size * (1 + block->gated);
-        place_head(query, of_head(block->q_norm, block), of->rotation, angles, size, query);
+        place_head(query, of_head(block->q_norm, block), of->rotation, angles, block->alternate, size, query);
         return;
     }
     float *from = queries + query_numbers(block) + (head - heads) * size;
@@ -136,9 +136,10 @@ static void place_item(const void *about, int64_t item, int worker) {
                               : segment->values + (head - heads - kv_heads) * segment->stride);
     float *to = block->kv_bits == 8 ? from : (float *)slot;
     if (is_key)
-        place_head(from, of_head(block->k_norm, block), of->rotation, angles + heads * of->rotation.width, size, to);
+        place_head(from, of_head(block->k_norm, block), of->rotation, angles + heads * of->rotation.width, block->alternate,
+                   size, to);
     else
-        place_head(from, 0, still, 0, size, to);
+        place_head(from, 0, still, 0, 0, size, to);
     if (block->kv_bits == 8)
         store_slot(slot, to, size);
 }
