@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
 DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 16}
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_expand": 4}
-"""Heads that our own code takes: keys and values of whole tiles of 16."""
+"""Heads that our own code takes: keys and values of whole tiles of 16. Those of Qwen3.5 run in torch."""
 FACTORS = (
     *("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_in_multiplier"),
     *("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"),
@@ -49,7 +49,7 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "gemma4-experts": {**GEMMA4, "moe_intermediate_size": 32},
     "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
     "lfm2-moe": {"moe_intermediate_size": 32, "routed_scaling_factor": 1.0},
-    "qwen3.5": DELTA_NETS,
+    "qwen3.5": {**DELTA_NETS, "linear_value_head_dim": 8},
     "qwen3.5-moe": {**DELTA_NETS, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
     "falcon-h1": {**MAMBA, "mamba_n_groups": 2, "mamba_d_ssm": 256, **dict.fromkeys(FACTORS, 1.0), **FACTOR_LISTS},
     "qwen3-next": {
