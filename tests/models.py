@@ -38,7 +38,7 @@ DELTA_NETS: dict[str, Any] = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
+    "linear_value_head_dim": 6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
 }
 GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}

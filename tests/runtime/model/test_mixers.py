@@ -37,6 +37,7 @@ from tests.together import add
 FEATURES: dict[str, tuple[str, dict[str, Any]]] = {
     "wide kernel": ("lfm2", {"conv_L_cache": 5, "conv_bias": False}),
     "one key head": ("qwen3.5", {"linear_num_key_heads": 1, "linear_conv_kernel_dim": 2, "attention_bias": True}),
+    "heads of whole tiles": ("qwen3.5", {"linear_value_head_dim": 16}),
     "rotation": ("granite-hybrid", {"position_embedding_type": "rope", "mamba_n_groups": 1, "mamba_proj_bias": True}),
     "norm after the gate": ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": False}),
     "norm before the gate": ("falcon-h1", {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True}),
