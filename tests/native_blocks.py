@@ -51,7 +51,7 @@ def normed(x: Tensor, norm: RmsNorm | None) -> Tensor:
 
 
 def connected(x: Tensor, connection: Connection | None, block: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a block with this connection should make of `x`."""
+    """The expected result of a block with this connection for `x`."""
     if connection is None:
         return block(x)
     return x + connection.factor * normed(block(normed(x, connection.norm)), connection.after)
@@ -68,7 +68,7 @@ def any_activation() -> Activation:
 
 
 def activated(by: Activation, gate: Tensor, up: Tensor) -> Tensor:
-    """What an activation should make of gate and up."""
+    """The expected input of the last projection for gate and up."""
     if by.function == Function.CLAMPED:
         gate = gate.clamp(max=by.limit)
         return gate * torch.sigmoid(by.alpha * gate) * (up.clamp(-by.limit, by.limit) + 1)
@@ -103,7 +103,7 @@ class Scan:
         return torch.cat([each.flatten() for each in found])
 
     def expected(self) -> Tensor:
-        """What the call returns, by torch's operations."""
+        """The results of the call, by torch's operations."""
         n, inner, keys = self.n, self.heads * self.value, self.groups * self.key
         whole = torch.cat([self.window, self.inputs[:, : self.channels]])
         taps = torch.stack([whole[i : i + n] * tap for i, tap in enumerate(self.taps)]).sum(0)

@@ -27,7 +27,7 @@ NAMES = {
     "recur": "recurrence window window_bytes state state_bytes next after x x_bytes n y memory floats threads",
 }
 OPTIONAL = ("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "direct")
-SIZE_OF = {"bias_bytes": "bias", "number": "chosen", "router_bytes": "router"}
+SIZE_OF = {"bias_bytes": "bias", "number": "chosen", "router_bytes": "router", "direct_bytes": "direct"}
 """Numbers that are read only where the other one, an address, is given."""
 FILL = 0x55
 

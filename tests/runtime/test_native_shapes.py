@@ -356,7 +356,10 @@ def scan_misfits() -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a convolution has two rows", calling(scan.made(taps=scan.taps[:1]))
     yield "a convolution has two rows", calling(scan.made(taps=scan.taps[:, 1:]))
     yield "a convolution has two rows", calling(scan.made(bias=torch.zeros(scan.channels + 1)))
-    yield "every head has", calling(scan.made(numbers=scan.numbers._replace(decay=torch.zeros(scan.heads + 1))))
+    for name, numbers in scan.numbers._asdict().items():
+        if numbers is not None:
+            changed = scan.numbers._replace(**{name: torch.zeros(scan.heads + 1)})
+            yield "every head has", calling(scan.made(numbers=changed))
     yield "a state is the window", calling(scan.native, window=scan.window.repeat(2, 1))
     yield "a state is the window", calling(scan.native, state=torch.zeros(scan.heads + 1, scan.key, scan.value))
     yield "x is n rows", calling(scan.native, inputs=scan.inputs[:, 1:])
@@ -425,5 +428,9 @@ def test_runs_that_misfit_are_refused_by_the_rule(instructions: Library) -> None
         wide = silu_mlp(any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0])
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more, all of x's width"):
             NativeRun([*parts, NativeSubLayer(0, 0, wide)])(x, batch)
+        empty = NativeSubLayer(0, 0, wide)
+        empty.about.gate_up = empty.about.down = None
+        with pytest.raises(RuntimeError, match="do not agree: weights, rows, results and memory are given"):
+            NativeRun([*parts, empty])(x, batch)
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more"):
             NativeRun([])(x, batch)

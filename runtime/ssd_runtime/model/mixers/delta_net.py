@@ -36,8 +36,13 @@ class GatedDeltaNet(Mixer):
         self._step = module.dt_bias.detach().float()
         # A quantised file may hold the columns of the output projection in another order (`PackedLinear`).
         self._order = getattr(module.out_proj, "columns", None)
-        numbers = HeadNumbers(self._decay, self._step)
-        self.native = NativeRecurrence.of(self._taps, self._bias, numbers, self.empty()[1], self._key_heads)
+        self.native = NativeRecurrence.of(
+            taps=self._taps,
+            bias=self._bias,
+            numbers=HeadNumbers(self._decay, self._step),
+            state=self.empty()[1],
+            groups=self._key_heads,
+        )
         return self._channels + 2 * self._heads
 
     def empty(self) -> State:

@@ -30,12 +30,12 @@ class Mamba2(Mixer):
         self._step = module.dt_bias.detach()
         self._direct = module.D.detach().float()[:, None]
         self.native = NativeRecurrence.of(
-            self._taps,
-            self._bias,
-            HeadNumbers(self._decay, self._step.float(), self._direct[:, 0]),
-            self.empty()[1],
-            self._groups,
-            module.time_step_limit,
+            taps=self._taps,
+            bias=self._bias,
+            numbers=HeadNumbers(self._decay, self._step.float(), self._direct[:, 0]),
+            state=self.empty()[1],
+            groups=self._groups,
+            limits=module.time_step_limit,
         )
         return self._channels + self._heads
 

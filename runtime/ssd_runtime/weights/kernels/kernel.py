@@ -58,7 +58,7 @@ class _Connection(ctypes.Structure):
 
 
 class Connection:
-    """How a block stands beside the residual stream: its result is x + factor × after(block(norm(x))).
+    """A block's connection to the residual stream: its result is x + factor × after(block(norm(x))).
 
     Where a block of our own code is given None in place of one, its result is its output alone.
     """

@@ -12,14 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.native.library import floats, library
-
-WHOLE = 16
-"""Keys and values of a head are a multiple of this."""
 
 
 class HeadNumbers(NamedTuple):
-    """What a recurrence has for each head, in fp32 and contiguous."""
+    """The parameters of a recurrence for each head, in fp32."""
 
     decay: Tensor
     """[heads]: the state decays by exp(decay × softplus(number + step)), with a number of each row and head."""
@@ -38,7 +36,9 @@ class _Recurrence(ctypes.Structure):
         ("direct", ctypes.c_void_p),
         ("tap_bytes", ctypes.c_int64),
         ("bias_bytes", ctypes.c_int64),
-        ("head_bytes", ctypes.c_int64),
+        ("decay_bytes", ctypes.c_int64),
+        ("step_bytes", ctypes.c_int64),
+        ("direct_bytes", ctypes.c_int64),
         ("kernel", ctypes.c_int64),
         ("heads", ctypes.c_int64),
         ("groups", ctypes.c_int64),
@@ -72,7 +72,7 @@ class NativeRecurrence:
         """
         given = (taps, bias, *numbers, state)
         plain = all(each is None or (each.device.type == "cpu" and each.dtype == torch.float32) for each in given)
-        if not plain or state.shape[1] % WHOLE or state.shape[2] % WHOLE or library() is None:
+        if not plain or state.shape[1] % TILE or state.shape[2] % TILE or library() is None:
             return None
         return cls(taps, bias, numbers, state, groups, limits)
 
@@ -93,17 +93,17 @@ class NativeRecurrence:
         kept = tuple(None if each is None else each.contiguous() for each in (taps, bias, *numbers))
         self._kept = kept  # what the structure points to
         heads, key, value = state.shape
+        least, most = limits
         self._about = _Recurrence(
             *(None if each is None else each.data_ptr() for each in kept),
-            taps.nbytes,
-            0 if bias is None else bias.nbytes,
-            numbers.decay.nbytes,
-            len(taps),
-            heads,
-            groups,
-            key,
-            value,
-            *limits,
+            *(0 if each is None else each.nbytes for each in kept),
+            kernel=len(taps),
+            heads=heads,
+            groups=groups,
+            key=key,
+            value=value,
+            least=least,
+            most=most,
         )
 
     def __call__(self, window: Tensor, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -273,7 +273,8 @@ static int check_recurrence(const Recurrence *of) {
     REQUIRE(TAPS, of->kernel >= 2 && of->kernel <= LARGEST / channels_in(of));
     REQUIRE(TAPS, of->tap_bytes == 4 * of->kernel * channels_in(of));
     REQUIRE(TAPS, !of->bias || of->bias_bytes == 4 * channels_in(of));
-    REQUIRE(STEPS, of->head_bytes == 4 * of->heads);
+    REQUIRE(STEPS, of->decay_bytes == 4 * of->heads && of->step_bytes == 4 * of->heads);
+    REQUIRE(STEPS, !of->direct || of->direct_bytes == 4 * of->heads);
     return AGREED;
 }
 

@@ -220,7 +220,7 @@ static void combine_item(const void *about, int64_t row, int worker) {
         store(of->y + row * out + i, sum);
     }
     if (of->connection)
-        norm_row(of->y + row * out, of->connection->after, of->connection->factor, of->x + row * out, out, of->y + row * out);
+        connect_row(of->connection, of->x + row * out, out, of->y + row * out);
 }
 
 /* The mixture's output for its rows; `memory` is as large as `experts_floats` says. */

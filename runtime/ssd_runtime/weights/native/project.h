@@ -148,9 +148,8 @@ typedef struct {
 
 static void join_item(const void *about, int64_t row, int worker) {
     const Joining *of = about;
-    float *y = of->y + row * of->width;
     (void)worker;
-    norm_row(y, of->connection->after, of->connection->factor, of->x + row * of->width, of->width, y);
+    connect_row(of->connection, of->x + row * of->width, of->width, of->y + row * of->width);
 }
 
 static const Norm *norm_of(const Connection *connection) {

@@ -12,7 +12,7 @@ typedef struct {
     const float *taps, *bias;  /* [kernel][channels], the oldest row's first, and [channels]; NULL for no bias. */
     const float *decay, *step; /* [heads]: S decays by exp(decay * softplus(number + step)). */
     const float *direct;       /* [heads]: factors of v in Mamba-2's output; NULL in a gated delta net. */
-    int64_t tap_bytes, bias_bytes, head_bytes; /* The last are those of each number per head. */
+    int64_t tap_bytes, bias_bytes, decay_bytes, step_bytes, direct_bytes;
     int64_t kernel, heads, groups, key, value; /* `groups` of heads share a q and a k. */
     float least, most;                         /* Mamba-2 clamps steps to these. */
 } Recurrence;

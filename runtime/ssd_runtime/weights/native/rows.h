@@ -24,7 +24,7 @@ typedef struct {
     float epsilon;
 } Norm;
 
-/* How a block stands beside the residual stream: its result is x + factor * after(block(norm(x))). */
+/* A block's connection to the residual stream: its result is x + factor * after(block(norm(x))). */
 typedef struct {
     const Norm *norm, *after; /* NULL for none. */
     float factor;
@@ -71,6 +71,11 @@ static void norm_row(const float *x, const Norm *norm, float factor, const float
             part = multiply(part, load(norm->weight + i));
         store(to + i, residual ? add(load(residual + i), part) : part);
     }
+}
+
+/* y = the block's result for a row x, where y is its output. */
+static void connect_row(const Connection *by, const float *x, int64_t width, float *y) {
+    norm_row(y, by->after, by->factor, x, width, y);
 }
 
 /* Quantise row `row` of n, normed unless `norm` is NULL. */
