@@ -53,16 +53,15 @@ def base_of(contexts: Sized) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LatencyTable:
-    """Median seconds of one attention block, one MLP block, the head and the rest of a step.
+    """Median seconds of one mixer (attention in most models), one MLP, the head and the rest of a step.
 
-    A layer kind that mixes tokens otherwise (`conv`, `delta`, `mamba`) has an entry of `attention` too.
-
-    Shapes: `attention` [contexts, queries] for each layer kind; `mlp`, `head`, `overhead` [queries]. `head`
-    includes the final norm and the choice of the most probable token; `overhead` is what a whole step takes
-    beyond the sum of its parts. Latencies are linearly interpolated. Beyond the grid they are extrapolated with the
-    last slope, or held if that slope is negative. `spread` holds the noise of each figure as a share of it, shaped
-    alike: (p75 - p25) ÷ median of its samples, or more where more rows seemed to take less. A figure of fewer than
-    three samples has none. `latency_law.broken_law` tells tables of a quiet machine from those of a busy one.
+    Shapes: `attention` [contexts, queries] for each layer kind, also those that mix tokens otherwise (`conv`, `delta`,
+    `mamba`); `mlp`, `head`, `overhead` [queries]. `head` includes the final norm and the choice of the most probable
+    token; `overhead` is what a whole step takes beyond the sum of its parts. Latencies are linearly interpolated.
+    Beyond the grid they are extrapolated with the last slope, or held if that slope is negative. `spread` holds the
+    noise of each figure as a share of it, shaped alike: (p75 - p25) ÷ median of its samples, or more where more rows
+    seemed to take less. A figure of fewer than three samples has none. `latency_law.broken_law` tells tables of a quiet
+    machine from those of a busy one.
 
     Forwards of more rows than `queries` has, and those of several sequences, were measured as whole steps at a short
     context. Tables of earlier versions have neither: their steps go on linearly, and sequences add nothing.
@@ -108,8 +107,8 @@ class LatencyTable:
         """The largest number of rows that was measured."""
         return int((self.wide_queries if self.wide_queries.size else self.queries)[-1])
 
-    def attention_seconds(self, context: float, queries: float, kind: str, bits: int = FULL) -> float:
-        """One attention block: `queries` new tokens over `context` cached ones, on weights of these bits.
+    def mixer_seconds(self, context: float, queries: float, kind: str, bits: int = FULL) -> float:
+        """One mixer: `queries` new tokens over `context` cached ones, on weights of these bits.
 
         Light weights save the same seconds at every context, since attention reads the same keys.
         """
@@ -121,12 +120,12 @@ class LatencyTable:
         return max(LEAST_SHARE * full, full - measured * (1.0 - costs.attention_share(kind, queries)))
 
     def mlp_seconds(self, queries: float, bits: int = FULL) -> float:
-        """One MLP block over `queries` tokens, on weights of these bits."""
+        """One MLP over `queries` tokens, on weights of these bits."""
         return interpolate(queries, self.queries, self.mlp) * self._share(bits, "mlp", queries)
 
     def sublayer_seconds(self, context: float, queries: float, bits: int = FULL) -> list[float]:
         """Each of the 2L sub-layers, on weights of these bits."""
-        attention = {kind: self.attention_seconds(context, queries, kind, bits) for kind in self.attention}
+        attention = {kind: self.mixer_seconds(context, queries, kind, bits) for kind in self.attention}
         mlp = self.mlp_seconds(queries, bits)
         return [seconds for kind in self.layer_kinds for seconds in (attention[kind], mlp)]
 
@@ -152,7 +151,7 @@ class LatencyTable:
         return whole * costs.step_share(queries) - parts
 
     def _attention(self, context: float, queries: float, kind: str) -> float:
-        """One attention block on the model's own weights."""
+        """One mixer on the model's own weights."""
         by_context = [interpolate(queries, self.queries, row) for row in self.attention[kind]]
         return interpolate(context, self.contexts, np.asarray(by_context))
 
@@ -180,7 +179,7 @@ class LatencyTable:
             rows = float(self.queries[-1])
             growth = interpolate(queries, np.append(rows, self.wide_queries), np.append(1.0, self.growth))
         attention = sum(
-            count * self.attention_seconds(context, rows, kind, bits) for (kind, bits), count in kept_attention.items()
+            count * self.mixer_seconds(context, rows, kind, bits) for (kind, bits), count in kept_attention.items()
         )
         mlp = sum(count * self.mlp_seconds(rows, bits) for bits, count in kept_mlp.items())
         head = self.head_seconds(rows) if mask is None else self.draft_head_seconds(rows, mask.head_bits)

@@ -31,7 +31,7 @@ class LightCosts:
     step: Array
 
     def attention_share(self, kind: str, queries: float) -> float:
-        """Time of an attention block at `context` ÷ that of the full one."""
+        """Time of a mixer at `context` ÷ that of the full one."""
         return float(np.interp(queries, self.queries, self.attention[kind]))
 
     def share(self, part: str, queries: float) -> float:

@@ -13,7 +13,7 @@ FULL = 0
 BITS = (8, 4)
 """Bits of light copies of weights, the nearer to the model first."""
 Mask = tuple[bool, ...]
-"""2L booleans for a model of L layers, true = skipped: 2i is the attention block of layer i, 2i + 1 its MLP block."""
+"""2L booleans for a model of L layers, true = skipped: 2i is layer i's mixer (mostly attention), 2i + 1 its MLP."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +125,13 @@ class SubLayerPlan:
         return len(self.skipped) // 2
 
     @property
-    def attention_skipped(self) -> int:
-        """Number of skipped attention blocks."""
+    def mixers_skipped(self) -> int:
+        """Number of skipped mixers."""
         return sum(self.skipped[0::2])
 
     @property
-    def mlp_skipped(self) -> int:
-        """Number of skipped MLP blocks."""
+    def mlps_skipped(self) -> int:
+        """Number of skipped MLPs."""
         return sum(self.skipped[1::2])
 
     @property
@@ -151,7 +151,7 @@ class SubLayerPlan:
         return {(i, FULL) for i in self} | {(i, bits) for i, bits in enumerate(self.light) if bits}
 
     def __str__(self) -> str:
-        """Layers whose attention and MLP are skipped, e.g. `attention 3-5,9 · mlp 4`; then the light ones."""
+        """Layers whose mixer and MLP are skipped, e.g. `mixer 3-5,9 · mlp 4`; then the light ones."""
         text = " · ".join(self._listed(set(self), always=True)) if set(self) else "nothing"
         for bits in BITS:
             chosen = {i for i, each in enumerate(self.light) if each == bits}
@@ -161,9 +161,9 @@ class SubLayerPlan:
         return text
 
     def _listed(self, chosen: set[int], always: bool = False) -> list[str]:
-        """Texts such as `attention 3-5` and `mlp 4` of the chosen blocks; a kind without any only if `always`."""
+        """Texts such as `mixer 3-5` and `mlp 4` of the chosen blocks; a kind without any only if `always`."""
         layers = [[i for i in range(self.num_layers) if 2 * i + part in chosen] for part in (0, 1)]
-        return [f"{name} {_runs(of)}" for name, of in zip(("attention", "mlp"), layers, strict=True) if of or always]
+        return [f"{name} {_runs(of)}" for name, of in zip(("mixer", "mlp"), layers, strict=True) if of or always]
 
 
 def _to_hex(chosen: Sequence[bool]) -> str:

@@ -65,7 +65,7 @@ def test_equal_seeds_give_equal_frontiers(reference: ReferenceStates, found: tup
 def test_no_entry_of_a_frontier_beats_another_in_everything(found: tuple[SearchResult, list[bool]]) -> None:
     entries = found[0].frontier
     points = [
-        (e.sub_layer_plan(8).attention_skipped, e.sub_layer_plan(8).mlp_skipped, e.token_agreement) for e in entries
+        (e.sub_layer_plan(8).mixers_skipped, e.sub_layer_plan(8).mlps_skipped, e.token_agreement) for e in entries
     ]
     for one in points:
         assert not any(other != one and all(a >= b for a, b in zip(other, one, strict=True)) for other in points)

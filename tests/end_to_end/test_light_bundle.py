@@ -106,7 +106,7 @@ def test_the_bundle_says_what_runs_at_which_precision(mixed: tuple[Path, str]) -
         assert table.draft_cost(mask, config.context) > 0
     page = (out / "report.html").read_text()
     assert "MLP, 8 bits" in page
-    assert "attention, 4 bits" in page.replace("full attention", "attention")
+    assert "mixer (full), 4 bits" in page
     chosen = config.frontier[config.choice.entry].sub_layer_plan(LAYERS) if config.choice else SubLayerPlan.of(LAYERS)
     assert ("fill-opacity" in page) == bool(chosen.light or list(chosen))
     assert ("lighter" in summary_text(bundle, out)) == bool(chosen.light)

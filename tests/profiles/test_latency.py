@@ -17,8 +17,8 @@ from tests.tables import latency_table, with_curve, with_light_costs
 def test_a_step_is_the_sum_of_what_it_keeps(context: float, queries: float, skipped: set[int]) -> None:
     table, mask = latency_table(4), SubLayerPlan.of(4, skipped)
     expected = (
-        (4 - mask.attention_skipped) * table.attention_seconds(context, queries, "full")
-        + (4 - mask.mlp_skipped) * table.mlp_seconds(queries)
+        (4 - mask.mixers_skipped) * table.mixer_seconds(context, queries, "full")
+        + (4 - mask.mlps_skipped) * table.mlp_seconds(queries)
         + table.head_seconds(queries)
         + 2e-4
     )
@@ -70,9 +70,7 @@ def test_linear_between_and_beyond_the_grid() -> None:
     table = latency_table(4)
     for context in (50.0, 300.0, 4000.0):
         for n in (1.0, 3.0, 40.0):
-            assert table.attention_seconds(context, n, "full") == pytest.approx(
-                1e-4 + 1e-7 * context + 1e-5 * n, rel=1e-6
-            )
+            assert table.mixer_seconds(context, n, "full") == pytest.approx(1e-4 + 1e-7 * context + 1e-5 * n, rel=1e-6)
 
 
 @given(
@@ -152,7 +150,7 @@ def test_a_latency_that_falls_goes_on_level_beyond_the_grid() -> None:
     table.mlp[-1] = 1e-6
     table.attention["full"][-1] = 1e-6
     assert table.mlp_seconds(10_000) == 1e-6
-    assert table.attention_seconds(1e9, 10_000, "full") == 1e-6
+    assert table.mixer_seconds(1e9, 10_000, "full") == 1e-6
 
 
 def test_a_step_takes_time_however_negative_its_overhead() -> None:

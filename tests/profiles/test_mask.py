@@ -47,7 +47,7 @@ def test_precisions_of_another_form_are_refused(bad: str) -> None:
 
 def test_precisions_read_as_layers() -> None:
     mask = SubLayerPlan.of(4, {2, 3}).lightened({0: 8, 4: 8, 6: 8, 7: 4, 8: 4})
-    assert str(mask) == ("attention 1 · mlp 1; in 8 bits: attention 0,2-3; in 4 bits: mlp 3 · head")
+    assert str(mask) == ("mixer 1 · mlp 1; in 8 bits: mixer 0,2-3; in 4 bits: mlp 3 · head")
 
 
 def test_indices_must_exist() -> None:

@@ -55,7 +55,7 @@ def card_text(bundle: Bundle, place: str) -> str:
             if timed is not None
             else ("–", "–", "–", "–")
         )
-        skipped = summary["attention_skipped"] + summary["mlp_skipped"]
+        skipped = summary["mixers_skipped"] + summary["mlps_skipped"]
         lines.append(f"| {config.name} | {skipped} | {' | '.join(figures)} | {summary['verdict']} |")
     lines += ["", "What it tells about the prompts and the machine that it was made with:", ""]
     lines += [f"- {_escaped(part)}" for part in private_parts(bundle)]

@@ -59,13 +59,13 @@ def origin_text(folder: Path) -> str:
 
 
 def mask_picture(mask: SubLayerPlan) -> list[str]:
-    """Lines that show which attention and MLP blocks a mask skips or runs light, layer 0 on the left."""
+    """Lines that show which mixers and MLPs a mask skips or runs light, layer 0 on the left."""
     lines = []
     for begin in range(0, mask.num_layers, ROW):
         layers = range(begin, min(begin + ROW, mask.num_layers))
-        for offset, name in enumerate(("attention", "MLP")):
+        for offset, name in enumerate(("mixer", "MLP")):
             cells = "".join(_cell(mask, 2 * layer + offset) for layer in layers)
-            lines.append(f"  {name:<9} {cells}")
+            lines.append(f"  {name:<5} {cells}")
     return lines
 
 
@@ -81,7 +81,7 @@ def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
         return
     mask = config.frontier[config.choice.entry].sub_layer_plan(layers)
     yield from mask_picture(mask)
-    yield f"  skips     {mask.attention_skipped} attention and {mask.mlp_skipped} MLP blocks of {layers} layers"
+    yield f"  skips     {mask.mixers_skipped} mixers and {mask.mlps_skipped} MLPs of {layers} layers"
     if summary["lighter"]:
         counts = " and ".join(f"{count} parts in {bits} bits" for bits, count in summary["lighter"].items())
         yield f"  lighter   {counts} (░ 8, ▒ 4), of {len(mask) + 1} with the head"

@@ -55,7 +55,8 @@ def html_report(bundle: Bundle) -> str:
             (_row(summary) for summary in summaries),
         ),
         *(f"<p>{escape(name)} with several at once: {escape(told)}</p>" for name, told in _told_loads(domains)),
-        "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: attention above, MLP below. "
+        "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: "
+        "the mixer (attention in most models) above, the MLP below. "
         "Strong colours are skipped, pale ones run on light copies of their weights.</p>",
         pictures.masks(domains, model.num_layers),
         "<h2>Validation</h2><p>Timed decoding of prompts that the search never saw.</p>",
@@ -131,7 +132,7 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
     interval = summary["measured_interval"]
     return (
         summary["domain"],
-        f"{summary['attention_skipped']} attention, {summary['mlp_skipped']} MLP{_lighter(summary)}",
+        f"{summary['mixers_skipped']} mixers, {summary['mlps_skipped']} MLPs{_lighter(summary)}",
         _number(summary["draft_acceptance_rate"]),
         _number(summary["mean_acceptance_length"]),
         _times(summary["predicted_speedup"]),
@@ -158,8 +159,8 @@ def _latency_table(latency: LatencyTable) -> str:
     queries = [n for n in QUERIES if n <= latency.queries[-1]]
     rows = [
         (
-            f"{kind} attention, {int(context)} cached",
-            *(f"{latency.attention_seconds(context, n, kind) * 1e3:.3f}" for n in queries),
+            f"mixer ({kind}), {int(context)} cached",
+            *(f"{latency.mixer_seconds(context, n, kind) * 1e3:.3f}" for n in queries),
         )
         for kind in latency.attention
         for context in latency.contexts
@@ -169,9 +170,9 @@ def _latency_table(latency: LatencyTable) -> str:
         if bits:
             rows += [
                 (
-                    f"{kind} attention{named}, {latency.light[bits].context} cached",
+                    f"mixer ({kind}){named}, {latency.light[bits].context} cached",
                     *(
-                        f"{latency.attention_seconds(latency.light[bits].context, n, kind, bits) * 1e3:.3f}"
+                        f"{latency.mixer_seconds(latency.light[bits].context, n, kind, bits) * 1e3:.3f}"
                         for n in queries
                     ),
                 )

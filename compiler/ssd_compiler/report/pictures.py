@@ -21,13 +21,13 @@ ROWS = (1, 4, 16)
 """Numbers of rows whose steps are drawn against the context."""
 MAX_DRAWN = 600
 """Most anchors, and most steps of one search, that are drawn."""
-ATTENTION, MLP, HEAD = COLOURS[1], COLOURS[0], COLOURS[2]
+MIXER, MLP, HEAD = COLOURS[1], COLOURS[0], COLOURS[2]
 OPACITY = {4: 0.5, 8: 0.25}
 """Opacity of the cells of light sub-layers, by width."""
 
 
 def masks(domains: dict[str, DomainConfig], num_layers: int) -> str:
-    """The chosen masks of all domains, one below the other: a column per layer, attention above MLP.
+    """The chosen masks of all domains, one below the other: a column per layer, the mixer above the MLP.
 
     Sub-layers on light copies are paler than skipped ones, and the head's cell follows the last layer's.
     """
@@ -45,7 +45,7 @@ def masks(domains: dict[str, DomainConfig], num_layers: int) -> str:
         mask = entry.sub_layer_plan(num_layers)
         parts.append(f'<text x="{left - 8}" y="{top + 17}" text-anchor="end">{escape(name[:16])}</text>')
         for index, skipped in enumerate(mask.skipped):
-            fill = _fill((ATTENTION, MLP)[index % 2], skipped, mask.bits_of(index))
+            fill = _fill((MIXER, MLP)[index % 2], skipped, mask.bits_of(index))
             x, y = left + index // 2 * cell, top + index % 2 * 12
             parts.append(f'<rect x="{x}" y="{y}" width="{cell - 1}" height="11" {fill}/>')
         if mask.light:
@@ -54,7 +54,7 @@ def masks(domains: dict[str, DomainConfig], num_layers: int) -> str:
         top += 32
     width = left + (num_layers + 1) * cell + 16
     svg = f'<svg viewBox="0 0 {width} {top}" width="{width}" height="{top}" role="img" aria-label="Masks by domain">'
-    names = [("attention skipped", ATTENTION), ("MLP skipped", MLP)]
+    names = [("mixer skipped", MIXER), ("MLP skipped", MLP)]
     if any(entry.sub_layer_plan(num_layers).light for _, entry in chosen):
         names += [("head", HEAD), ("darker: in 4 bits; pale: in 8 bits; grey: in full", "none")]
     return f"{legend(names)}<figure>{svg}{''.join(parts)}</svg></figure>"

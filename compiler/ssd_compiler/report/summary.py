@@ -24,8 +24,8 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
         "domain": config.name,
         "context": config.context,
         "mask": entry.mask if entry else None,
-        "attention_skipped": mask.attention_skipped if mask else 0,
-        "mlp_skipped": mask.mlp_skipped if mask else 0,
+        "mixers_skipped": mask.mixers_skipped if mask else 0,
+        "mlps_skipped": mask.mlps_skipped if mask else 0,
         "lighter": {bits: count for bits in BITS if (count := mask.light.count(bits))} if mask else {},
         "draft_length": choice.draft_length if choice else 0,
         "threshold": choice.threshold if choice else 0.0,
@@ -59,7 +59,7 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
 
 def skips_layers(summary: dict[str, Any]) -> bool:
     """Whether the chosen mask of a `domain_summary` skips any sub-layer; else it only runs some on light weights."""
-    return bool(summary["attention_skipped"] or summary["mlp_skipped"])
+    return bool(summary["mixers_skipped"] or summary["mlps_skipped"])
 
 
 def origins(config: DomainConfig) -> dict[str, dict[str, float]]:

@@ -47,7 +47,7 @@ def _row(summary: dict[str, Any], sublayers: int) -> tuple[str, ...]:
     measured = summary["measured_speedup"]
     low, high = summary["measured_interval"] or (0.0, 0.0)
     lighter = (f"{count} in {bits} bits" for bits, count in summary["lighter"].items())
-    skipped = f"{summary['attention_skipped']}+{summary['mlp_skipped']} of {sublayers}"
+    skipped = f"{summary['mixers_skipped']}+{summary['mlps_skipped']} of {sublayers}"
     return (
         summary["domain"],
         "\n".join((skipped, *lighter)),

@@ -21,7 +21,7 @@ NEARLY_SAME = 0.85
 
 
 def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max_context: int) -> list[Rated]:
-    """Select the Pareto-optimal masks by token agreement and by attention and MLP blocks skipped or light.
+    """Select the Pareto-optimal masks by token agreement and by mixers and MLPs skipped or light.
 
     Latencies do not matter for that, so the frontier serves on any device. Masks that were rated on part of the text
     only are excluded. If there are too many, the fastest ones on this device are kept, at the domain's own and at other
@@ -63,7 +63,7 @@ def _dominates(one: Rated, other: Rated) -> bool:
 
 
 def _lightness(mask: SubLayerPlan) -> list[int]:
-    """Numbers of attention blocks, of MLP blocks and of heads that are skipped, in 4 bits or less, and in 8 or less."""
+    """Numbers of mixers, of MLPs and of heads that are skipped, in 4 bits or less, and in 8 or less."""
     bits_of = [0 if skip else mask.bits_of(i) or FULL_BITS for i, skip in enumerate(mask.skipped)]
     head = [mask.head_bits or FULL_BITS]
     return [sum(bits <= most for bits in part) for most in (0, 4, 8) for part in (bits_of[0::2], bits_of[1::2], head)]

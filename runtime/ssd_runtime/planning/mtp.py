@@ -18,7 +18,7 @@ def mtp_cost(latency: LatencyTable, context: int) -> float:
 
     The projection that joins embedding and state is taken for a further attention block, which has about its weights.
     """
-    blocks = 2 * latency.attention_seconds(context, 1, "full") + latency.mlp_seconds(1)
+    blocks = 2 * latency.mixer_seconds(context, 1, "full") + latency.mlp_seconds(1)
     beside = latency.draft_head_seconds(1) + max(0.0, latency.overhead_seconds(1))
     return (blocks + beside) / latency.step_seconds(context)
 

@@ -40,7 +40,7 @@ def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: tupl
     whole = 8 * sum(weights)
     for candidate in found:
         mask = candidate.mask
-        skipped = mask.attention_skipped * weights[0] + mask.mlp_skipped * weights[1]
+        skipped = mask.mixers_skipped * weights[0] + mask.mlps_skipped * weights[1]
         assert skipped == candidate.skipped_weight
         assert candidate.skipped_weight <= whole / 2
     assert len({candidate.skipped_weight for candidate in found}) == len(found)
@@ -110,7 +110,7 @@ def test_precisions_are_a_multiple_choice(reference: ReferenceStates, lit: Decod
 
 def test_weights_are_rounded_latency_ratios() -> None:
     table = latency_table(4, mlp=1.1e-3)
-    ratio = table.mlp_seconds(1) / table.attention_seconds(0, 1, "full")
+    ratio = table.mlp_seconds(1) / table.mixer_seconds(0, 1, "full")
     assert Weights.of(table, 0) == Weights((1, round(ratio)) * 4)
     long = Weights.of(latency_table(4, mlp=1e-5, per_context=1e-6), 5000)
     attention, mlp = long.items[:2]

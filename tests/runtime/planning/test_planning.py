@@ -185,7 +185,7 @@ def stepped(costs: list[float]) -> LatencyTable:
     return replace(
         table,
         queries=rows,
-        attention={"full": np.full((3, rows.size), table.attention_seconds(0, 1, "full"))},
+        attention={"full": np.full((3, rows.size), table.mixer_seconds(0, 1, "full"))},
         mlp=np.full(rows.size, table.mlp_seconds(1)),
         head=np.full(rows.size, table.head_seconds(1)),
         overhead=parts * np.asarray(costs) - parts,

@@ -229,7 +229,7 @@ def test_without_steps_swift_keeps_the_uniform_mask() -> None:
     make = strategy("swift", "steps=0")
     got = generate(Session(DECODER), [5, 6], make(), Limits(60))
     [mask] = {cycle.plan.mask for cycle in got.cycles}
-    assert mask.attention_skipped == mask.mlp_skipped == 4
+    assert mask.mixers_skipped == mask.mlps_skipped == 4
     assert not {0, 1, 14, 15} & set(mask)
 
 

@@ -106,7 +106,7 @@ class KnapsackPlanner(RefreshedPlanner):
 
         rate, length = max((rate_of(length), length) for length in range(1, self._settings.max_draft + 1))
         threshold = self._settings.confidence
-        skipped = candidate.mask.attention_skipped + candidate.mask.mlp_skipped
+        skipped = candidate.mask.mixers_skipped + candidate.mask.mlps_skipped
         plan = Plan.masked(
             reason=f"knapsack skips {skipped} of {len(candidate.mask)}: {rate:.1f} tokens/s predicted",
             mask=candidate.mask,
