@@ -44,10 +44,9 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
 
 def _added(bundle: Bundle, stages: Stages, prompts: DomainPrompts, latency: LatencyTable) -> dict[str, Any]:
     decoder = stages.decoder
-    light = decoder.light.mask if latency.light else None
     settings = read_settings(AUTO, [])
     makers = {
-        name: make_strategy(AUTO, settings, decoder, used, latency, light=light)
+        name: make_strategy(AUTO, settings, decoder, used, latency)
         for name, used in {"without": None, "with": bundle}.items()
     }
     chosen = prompts.validation[:MOST_PROMPTS]

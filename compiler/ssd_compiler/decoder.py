@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
-from ssd_profiles.mask import BITS, SubLayerPlan
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.loaded_model import LoadedModel
@@ -22,6 +21,4 @@ def faithful_decoder(loaded: LoadedModel, settings: CompileSettings) -> Decoder:
 def add_copies(decoder: Decoder, settings: CompileSettings, reporter: Reporter) -> None:
     """Make the light copies of weights that masks may draft on, unless the model fits a processor's cache."""
     if decoder.packed.used > SMALL_BYTES:
-        # The search chooses between all precisions, so `auto` makes each.
-        every = SubLayerPlan.of(decoder.shape.num_layers).lightened(min(BITS))
-        make_copies(decoder, settings.draft_bits, [every], reporter.note)
+        make_copies(decoder, settings.draft_bits, reporter.note)

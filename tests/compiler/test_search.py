@@ -12,7 +12,6 @@ from ssd_compiler.calibrate import continue_prompts, reference_states, samples_o
 from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
-from ssd_compiler.search.simple_masks import light_masks
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
@@ -200,7 +199,7 @@ def test_a_search_by_the_clock_ends_at_its_deadline(
 @pytest.fixture(scope="module")
 def lit() -> tuple[Decoder, ReferenceStates]:
     decoder = Decoder(MODEL)
-    decoder.lighten("auto", [SubLayerPlan.of(8).lightened(4)])
+    decoder.lighten("auto")
     prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
     found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
     return decoder, reference_states(decoder, samples_of(found, "test"))
@@ -228,7 +227,7 @@ def test_light_and_skip_together_beat_either_alone(
     assert len(list(best)) >= 4
     assert set(best) <= set(WEAK)
     assert best.light
-    alone = [speedups[mask.hex()] for mask in light_masks(lit[0])]
+    alone = [speedups[mask.hex()] for mask in lit[0].light.masks]
     in_full = [speedup for text, speedup in speedups.items() if "." not in text]
     assert speedups[best.hex()] > 1.1 * max(*alone, *in_full)
 

@@ -214,7 +214,7 @@ def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tok
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     packed, _, _ = quantised_pair(tmp_path, "qwen3", kind, **sizes)
     decoder = Decoder(packed, 0)
-    make_copies(decoder, "auto", [], say=pytest.fail)
+    make_copies(decoder, "auto", say=pytest.fail)
     assert decoder.light.bits == (4,)
     assert decoder.projections.draft_bytes < 0.75 * decoder.projections.quantised_bytes
     drafted = accepted = 0

@@ -79,8 +79,8 @@ def adopt(
     known = [name for name, config in bundle.domains.items() if config.choice is not None]
     if not known:
         raise UserError(f"{where}: no domain has a mask to adopt; compile a bundle for this model")
-    if masks := bundle.light_masks:
-        make_copies(decoder, "auto", masks, reporter.note)
+    if bundle.light_masks:
+        make_copies(decoder, "auto", reporter.note)
     found: list[AdoptedMask] = []
     domains: dict[str, DomainConfig] = {}
     for name in known:

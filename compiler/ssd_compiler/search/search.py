@@ -14,7 +14,7 @@ from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.frontier import select_finalists, select_frontier
 from ssd_compiler.search.self_sd import search_by_clock
-from ssd_compiler.search.simple_masks import light_masks, random_masks, uniform_masks, with_light
+from ssd_compiler.search.simple_masks import random_masks, uniform_masks, with_light
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import expected_tokens
@@ -108,7 +108,7 @@ def search(
     forwards = 0.0
     timed = 0
     if bounds.method in ("both", "knapsack", "bayesian"):
-        evaluator.rate_all(light_masks(decoder), "light")
+        evaluator.rate_all(decoder.light.masks, "light")
     if bounds.method == "self-sd":
         timed = search_by_clock(evaluator, prompts, bounds.seed)
     elif bounds.method == "knapsack":

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator
 
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.model.decoder import Decoder
 
 UNIFORM_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RANDOM_MASKS = 4
@@ -16,14 +15,6 @@ def uniform_masks(num_layers: int) -> Iterator[SubLayerPlan]:
     """Masks that skip several shares of the layers evenly, the first and last layer kept."""
     for share in UNIFORM_SHARES:
         yield SubLayerPlan.uniform(num_layers, max(1, round(share * (num_layers - 2))))
-
-
-def light_masks(decoder: Decoder) -> Iterator[SubLayerPlan]:
-    """The drafts that skip nothing and run everything in the same bits, as far as there are light copies."""
-    nearest = decoder.light.mask
-    copies = list(enumerate(decoder.light.bits_of_each))
-    masks = [nearest.lightened({i: bits for i, has in copies if bits in has}) for bits in decoder.light.bits]
-    yield from dict.fromkeys(masks)
 
 
 def with_light(masks: Iterator[SubLayerPlan], usual: SubLayerPlan) -> Iterator[SubLayerPlan]:

@@ -9,7 +9,6 @@ from functools import cached_property
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.memory import guard_memory
 from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.model.decoder import Decoder
@@ -63,8 +62,8 @@ class LatencyTables:
         self._light_later = False
         """Whether a strategy that began with the provisional table will use light copies."""
         self._between: Callable[[], object] | None = None
-        self._copied_for: list[SubLayerPlan] | None = None
-        """The masks that light copies were made for; None before there are any."""
+        self._copied = False
+        """Whether light copies were made, as far as there can be any."""
 
     @cached_property
     def table(self) -> LatencyTable:
@@ -156,10 +155,9 @@ class LatencyTables:
 
     def lighten(self) -> bool:
         """Make light copies of the weights, unless they exist; returns whether there are any."""
-        masks = self._light_masks
-        if self._copied_for != masks:
-            self._copied_for = masks
-            make_copies(self._decoder, self._draft_bits, masks, self._before_copying)
+        if not self._copied:
+            self._copied = True
+            make_copies(self._decoder, self._draft_bits, self._before_copying)
         return bool(self._decoder.light.kernels)
 
     def dense_table(self) -> LatencyTable:
@@ -176,7 +174,8 @@ class LatencyTables:
         return (self.light_table if self._may_be_light(light) else None) or dense
 
     def _may_be_light(self, light: bool | None) -> bool:
-        return bool(self._light_masks) if light is None else light
+        in_masks = self._bundle is not None and bool(self._bundle.light_masks)
+        return in_masks if light is None else light
 
     def use_bundle(self, bundle: Bundle) -> None:
         """Use another bundle's tables from now on, where it has this device's."""
@@ -191,8 +190,3 @@ class LatencyTables:
         self.table = table
         self._later = False
         self.__dict__.pop("light_table", None)
-
-    @property
-    def _light_masks(self) -> list[SubLayerPlan]:
-        """The bundle's masks that have light sub-layers."""
-        return self._bundle.light_masks if self._bundle is not None else []

@@ -86,7 +86,6 @@ class StreamPlanners:
             bundle=self._bundle,
             latency=latency,
             heads=self._exit_heads,
-            light=self._decoder.light.mask if latency is not None and latency.light else None,
             guesses_alone=guesses_alone,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -85,7 +85,7 @@ class Decoder:
             output = Linear(model, ("lm_head",), self.packed)
             self.projections = Projections(self.layers, output, self._inputs)
             self.projections.use_huge_pages()
-            self.light = LightCopies(self.projections, self.shape.num_layers)
+            self.light = LightCopies(self.projections, self.shape.num_layers, self.packed)
             rotary = RotaryTables(base, self.family, like=torch.empty(0, dtype=self.dtype, device=self.device))
         self.layer_kinds = tuple(layer.about.name for layer in self.layers)
         self.rope_switch = rotary.switch
@@ -197,10 +197,10 @@ class Decoder:
         """Within it, work between steps leaves the processors to our own threads, if steps run on these."""
         return nullcontext() if self._own_threads is None else self._own_threads.torch_alone()
 
-    def lighten(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> None:
+    def lighten(self, bits: DraftBits) -> None:
         """Make light copies of the weights for drafts, or drop them (`LightCopies.make`)."""
         with self.lock, torch.inference_mode():
-            self.light.make(bits, masks)
+            self.light.make(bits)
             self.sublayers.follow(self.light.bits)
 
     def refresh(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, groupby
 
 import torch
@@ -15,7 +15,7 @@ from ssd_runtime.model.layer.layer_inputs import LayerInputs
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernels.huge_pages import use_huge_pages
 from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.linear import ALWAYS, Linear, named
+from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, named
 
 MOST_NESTED = 0.75
 """Largest share of a quantised file's bytes that drafts on high bits may read: a verification costs a quarter of a step
@@ -115,21 +115,25 @@ class Projections:
 class LightCopies:
     """The light copies of the projections' weights, on which drafts run; none are made until `make`."""
 
-    def __init__(self, projections: Projections, num_layers: int) -> None:
+    def __init__(self, projections: Projections, num_layers: int, memory: PackedMemory) -> None:
         self._projections = projections
         self._num_layers = num_layers
+        self._memory = memory
 
-    def make(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> None:
+    def make(self, bits: DraftBits) -> None:
         """Make copies as far as the memory budget holds them, or drop them.
 
-        With `auto`, what runs in 4 bits in one of `masks` has a copy in 4 bits beside that in 8.
+        `auto` makes those in 4 bits beside those in 8 only if the budget holds all.
         """
-        both = _of_bits(masks, 4)
         wanted: DraftBits = bits if not self._projections.quantised_bytes or self.are_nested else "none"
-        for index, linears in self._projections.by_sublayer():
-            for linear in linears:
-                linear.lighten(wanted, index in both)
+        held = sum(copy.nbytes for linear in self._linears() for copy in linear.copies.values())
+        both = self.most_bytes(bits) <= self._memory.limit - self._memory.used + held
+        for linear in self._linears():
+            linear.lighten(wanted, both)
         self._projections.use_huge_pages()
+
+    def _linears(self) -> Iterator[Linear]:
+        return (linear for _, linears in self._projections.by_sublayer() for linear in linears)
 
     @property
     def are_nested(self) -> bool:
@@ -137,14 +141,9 @@ class LightCopies:
         whole = self._projections.quantised_bytes
         return whole > 0 and self._projections.draft_bytes <= MOST_NESTED * whole
 
-    def most_bytes(self, bits: DraftBits, masks: Iterable[SubLayerPlan] = ()) -> int:
-        """Bytes that all copies for drafts with `masks` would take at most; 0 if there can be none."""
-        both = _of_bits(masks, 4)
-        return sum(
-            linear.light_bytes(bits, index in both)
-            for index, linears in self._projections.by_sublayer()
-            for linear in linears
-        )
+    def most_bytes(self, bits: DraftBits) -> int:
+        """Bytes that all copies would take at most; 0 if there can be none."""
+        return sum(linear.light_bytes(bits, both=True) for linear in self._linears())
 
     @property
     def kernels(self) -> str:
@@ -179,10 +178,15 @@ class LightCopies:
         nearest = {index: copies[0] for index, copies in enumerate(self.bits_of_each) if copies}
         return SubLayerPlan.of(self._num_layers).lightened(nearest)
 
+    @property
+    def masks(self) -> Sequence[SubLayerPlan]:
+        """The drafts that skip nothing and run everything in the same bits, as far as there are copies.
 
-def _of_bits(masks: Iterable[SubLayerPlan], bits: int) -> set[int]:
-    """Indices of all sub-layers, and 2L of the head, that run in these bits in one of the masks."""
-    return {index for mask in masks for index, each in enumerate(mask.light) if each == bits}
+        That on the copies nearest to the model comes first.
+        """
+        nearest, copies = self.mask, list(enumerate(self.bits_of_each))
+        found = (nearest.lightened({i: bits for i, has in copies if bits in has}) for bits in self.bits)
+        return tuple(dict.fromkeys(found))
 
 
 def _ranges(rows: Sequence[bool]) -> str:

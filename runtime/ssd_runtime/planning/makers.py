@@ -7,7 +7,6 @@ from typing import Any
 
 from ssd_artifacts.bundle import Bundle
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import make_auto
@@ -48,13 +47,11 @@ def make_strategy(
     bundle: Bundle | None,
     latency: LatencyTable | None,
     heads: ExitHeads | None = None,
-    light: SubLayerPlan | None = None,
     guesses_alone: bool = False,
 ) -> MakePlanner:
     """Return a maker of planners for the requests of one stream.
 
     `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
-    `light` drafts with everything on light copies of the weights, if the decoder has these and `latency` prices them.
     With `guesses_alone`, `auto` drafts by guesses alone. Raises UserError if the bundle lacks a domain or mixture that
     the strategy needs.
     """
@@ -65,7 +62,6 @@ def make_strategy(
         bundle=bundle,
         latency=latency,
         heads=heads,
-        light=light,
         guesses_alone=guesses_alone,
     )
     return MAKERS[find_strategy(name).name](inputs)

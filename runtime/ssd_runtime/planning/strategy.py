@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,10 +34,13 @@ class StrategyInputs:
     latency: LatencyTable | None
     heads: ExitHeads | None
     """Exit heads that several streams share; None to make them here."""
-    light: SubLayerPlan | None
-    """The draft that runs everything on light copies of the weights, which `latency` prices; None without copies."""
     guesses_alone: bool = False
     """Whether `latency` prices no drafts by the model, because this device is not measured yet."""
+
+    @property
+    def light(self) -> Sequence[SubLayerPlan]:
+        """Drafts that run everything on light copies of the weights, if `latency` prices these; the nearest first."""
+        return self.decoder.light.masks if self.latency is not None and self.latency.light else ()
 
     @property
     def num_layers(self) -> int:

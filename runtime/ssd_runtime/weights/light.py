@@ -16,8 +16,8 @@ from ssd_runtime.weights.kernels.native import Native, quantised_groups
 ON_GRID = 0.02
 """Largest relative change, in root mean squares, by which rounding to 4 bits leaves a weight on its grid. Rounding the
 scales to bf16 changes a weight by about 0.3%, rounding one that lies on no grid by 8% or more."""
-ROWS_AT_ONCE = 4096
-"""Outputs that are rounded at a time, since that takes several copies of them in fp32."""
+NUMBERS_AT_ONCE = 1 << 18
+"""Weights that are rounded at a time. It takes several copies of them in fp32, which fit a processor's cache."""
 
 
 class LightLinear:
@@ -78,7 +78,7 @@ def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bo
     `auto` makes one in 4 bits if the weight lies on such a grid. Otherwise it makes one in 8 bits, and with `both`
     one in 4 bits beside that.
     """
-    parts = weight.split(ROWS_AT_ONCE)
+    parts = weight.split(-(-NUMBERS_AT_ONCE // weight.shape[1]))
     native = Native.can_serve(*weight.shape)
     copies = dict[int, Kernel]()
     if bits != "8" and serves4(*weight.shape):

@@ -235,18 +235,15 @@ class Linear:
         if self._bits in ("auto", "4") and any(native.draft for native in self.natives):
             self._light[4] = LightLinear([native.draft or native for native in self.natives], torch.float32)
             return
-        # One copy is better than none where the memory does not hold two.
-        for both in dict.fromkeys((self._both, False)):
-            most = self.light_bytes(self._bits, both)
-            if most and self._memory.claim(most):
-                weight, bias = _joined(found := self._originals())
-                if self._factors is not None:
-                    weight, bias = weight * self._factors[:, None], None if bias is None else bias * self._factors
-                kernels = light_kernels(weight, bias, self._bits, both)
-                rows = torch.float32 if isinstance(found[0], Native) else weight.dtype
-                self._light = {bits: LightLinear([kernel], rows) for bits, kernel in kernels.items()}
-                self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())
-                return
+        most = self.light_bytes(self._bits, self._both)
+        if most and self._memory.claim(most):
+            weight, bias = _joined(found := self._originals())
+            if self._factors is not None:
+                weight, bias = weight * self._factors[:, None], None if bias is None else bias * self._factors
+            kernels = light_kernels(weight, bias, self._bits, self._both)
+            rows = torch.float32 if isinstance(found[0], Native) else weight.dtype
+            self._light = {bits: LightLinear([kernel], rows) for bits, kernel in kernels.items()}
+            self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())
 
     def _originals(self) -> Sequence[nn.Linear | Native]:
         """The modules or kernels whose numbers light copies are made of; none where there can be no copies."""

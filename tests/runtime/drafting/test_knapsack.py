@@ -77,7 +77,7 @@ def test_a_states_cosine_is_that_of_running_its_mask(variant: str) -> None:
 @pytest.fixture(scope="module")
 def lit() -> Decoder:
     decoder = Decoder(MODEL)
-    decoder.lighten("auto", [SubLayerPlan.of(8).lightened(4)])
+    decoder.lighten("auto")
     return decoder
 
 

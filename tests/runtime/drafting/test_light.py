@@ -10,6 +10,7 @@ from torch import nn
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
@@ -17,7 +18,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Forward, Head, ModelRunner
-from ssd_runtime.planning.auto.auto import AutoPlanner
+from ssd_runtime.planning.auto.auto import AutoPlanner, draft_sources
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.light import measure_light, with_light
@@ -51,7 +52,7 @@ def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
     sizes = {"intermediate_size": 64, "vocab_size": 96}
     decoder = Decoder(tiny_model("llama", seed=3, **sizes))
     whole = SubLayerPlan.of(LAYERS)
-    decoder.lighten("auto", [whole.lightened(4)])
+    decoder.lighten("auto")
     assert decoder.light.bits == (8, 4)
     assert decoder.light.mask == whole.lightened(8)
     full = logits_of(decoder)
@@ -151,12 +152,14 @@ def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool)
     got = drafted(decoder, Masked(decoder.light.mask))
     assert got.num_accepted_tokens >= 0.8 * got.num_draft_tokens
     decoder = lightened("llama", "auto", intermediate_size=64, vocab_size=96)
-    assert decoder.light.kernels == f"{4 * LAYERS + 1} {kernel_name(8, own)}", "random weights lie on no grid"
+    every = 4 * LAYERS + 1
+    kernels = ", ".join(sorted(f"{every} {kernel_name(bits, own)}" for bits in (4, 8)))
+    assert decoder.light.kernels == kernels, "random weights lie on no grid"
 
 
 def test_the_costs_of_lighter_copies_are_measured() -> None:
     decoder = lightened(bits="auto")
-    decoder.lighten("auto", [WHOLE.lightened(4)])
+    decoder.lighten("auto")
     costs, _ = measure_light(decoder)
     assert set(costs) == {8, 4}
     priced = replace(TABLE, light=costs)
@@ -167,7 +170,8 @@ def test_the_costs_of_lighter_copies_are_measured() -> None:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
 def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -> None:
-    decoder = lightened("llama", max_position_embeddings=512)
+    decoder = lightened("llama", "auto", max_position_embeddings=512, vocab_size=96)
+    assert decoder.light.masks == (WHOLE.lightened(8), WHOLE.lightened(4))
     stream, reasons = stream_by_the_table(), set[str]()
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
         planner = AutoPlanner(
@@ -175,15 +179,41 @@ def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -
             exits={},
             heads=ExitHeads(decoder),
             router=None,
-            latency=with_light_costs(TABLE, 0.6),
+            latency=with_light_costs(TABLE, 0.6, (8, 4)),
             stream=stream,
-            light=decoder.light.mask,
+            light=decoder.light.masks,
         )
         got = generate(Session(decoder, sampling), ids, planner, Limits(120))
         assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(120)).token_ids
         reasons |= {cycle.plan.reason.partition(":")[0] for cycle in got.cycles}
     assert "light drafts" in reasons
-    assert 0 < stream.light.predicted != PRIOR_TOKENS, "it learns from its cycles"
+    assert set(stream.light) == set(decoder.light.masks)
+    assert any(stats.predicted != PRIOR_TOKENS for stats in stream.light.values()), "it learns from its cycles"
+
+
+def test_auto_takes_the_bits_that_pay_in_its_stream() -> None:
+    """Steps on 4 bits cost less. Once they are seldom right, those on 8 are expected to be faster."""
+    eights, fours = WHOLE.lightened(8), WHOLE.lightened(4)
+    stream, costs = stream_by_the_table(), [1.0 + n / 50 for n in range(20)]
+    sources, _ = draft_sources(
+        domain=None,
+        frontiers={},
+        exits={},
+        heads=ExitHeads(lightened()),
+        latency=with_light_costs(TABLE, 0.5, (8, 4)),
+        stream=stream,
+        lookup=Lookup(stream.lookup),
+        light=(eights, fours),
+    )
+
+    def best() -> list[float]:
+        return [found.best for source in sources if (found := source.propose(100, costs, 20.0)) is not None]
+
+    eight, four = best()
+    assert four > eight > 1
+    stream.light[fours].update(tokens=20, predicted=100, pace=1.0)
+    eight, four = best()
+    assert eight > four
 
 
 def test_every_forward_of_a_light_draft_is_light() -> None:

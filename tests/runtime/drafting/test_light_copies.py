@@ -77,6 +77,9 @@ def test_copies_keep_within_the_memory_and_give_it_back() -> None:
     assert partly.packed.used <= packed + most // 2
     got = drafted(partly, Masked(partly.light.mask))
     assert got.token_ids == generate(Session(partly), IDS, PlainPlanner(), LIMITS).token_ids
+    eights = Decoder(model, packed + most)
+    eights.lighten("auto")
+    assert eights.light.bits == (8,), "those in 4 bits would not fit beside"
     without = Decoder(model, 0)
     without.lighten("8")
     assert without.light.kernels == ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
-from ssd_runtime.planning.auto.chain_drafts import ChainDrafts
+from ssd_runtime.planning.auto.chain_drafts import LIGHT_AGREEMENT, LIGHTER_AGREEMENT, ChainDrafts
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_source import DraftSource
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
@@ -35,7 +35,7 @@ def draft_sources(
     latency: LatencyTable,
     stream: Stream,
     lookup: Lookup,
-    light: SubLayerPlan | None = None,
+    light: Sequence[SubLayerPlan] = (),
     mtp: bool = False,
 ) -> tuple[list[DraftSource], list[MaskedDrafts]]:
     """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
@@ -52,8 +52,9 @@ def draft_sources(
     sources: list[DraftSource] = [*masks[:1]] if name in frontiers else []
     if name in exits:
         sources.append(ExitDrafts(heads=heads, choice=exits[name], latency=latency, stats=stream.exits[name]))
-    if light is not None:
-        sources.append(ChainDrafts.light(mask=light, latency=latency, stats=stream.light, lookup=lookup))
+    for place, mask in enumerate(light):
+        stats, agreement = stream.light[mask], LIGHTER_AGREEMENT if place else LIGHT_AGREEMENT
+        sources.append(ChainDrafts.light(mask=mask, agreement=agreement, latency=latency, stats=stats, lookup=lookup))
     if mtp:
         sources.append(ChainDrafts.mtp(latency=latency, stats=stream.mtp, lookup=lookup))
     return sources, masks
@@ -73,7 +74,7 @@ class AutoPlanner(BasePlanner):
         router: PromptRouter | None,
         latency: LatencyTable,
         stream: Stream,
-        light: SubLayerPlan | None = None,
+        light: Sequence[SubLayerPlan] = (),
         mtp: bool = False,
     ) -> None:
         self._light = light

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.planning.auto.budget import Budgets
 from ssd_runtime.planning.auto.draft_stats import DraftStats
@@ -34,8 +35,8 @@ class Stream:
     """Statistics of masked drafts by domain."""
     exits: defaultdict[str, DraftStats] = field(default_factory=_by_domain)
     """Statistics of early exits by domain."""
-    light: DraftStats = field(default_factory=DraftStats)
-    """Statistics of drafts on light copies of the weights, in all domains."""
+    light: defaultdict[SubLayerPlan, DraftStats] = field(default_factory=lambda: defaultdict(DraftStats))
+    """Statistics of each draft on light copies of the weights, in all domains."""
     mtp: DraftStats = field(default_factory=DraftStats)
     """Statistics of drafts by the MTP layer, in all domains."""
     priced: tuple[Load, list[float]] | None = None

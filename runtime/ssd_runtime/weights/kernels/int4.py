@@ -71,20 +71,30 @@ def quantised4(weight: Tensor) -> Rounded4:
     lies on a 4-bit grid with a level at either end is met up to the rounding of scales and zeros.
     """
     groups = weight.float().unflatten(1, (-1, GROUP))
-    best = _rounded(groups, 1.0)
+    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+    scale, zero = _grid(low, high, 1.0)
+    error = _error(groups, scale, zero)
     for share in SHARES:
-        other = _rounded(groups, share)
-        better = other.error < best.error
-        best = Rounded4(*(torch.where(better, new, old) for new, old in zip(other, best, strict=True)))
-    levels, scale, zero, error = best
+        other = _grid(low, high, share)
+        better = (found := _error(groups, *other)) < error
+        scale, zero, error = (
+            torch.where(better, *each) for each in ((other[0], scale), (other[1], zero), (found, error))
+        )
+    levels = (_levels(groups, scale, zero) + 8).to(torch.uint8)
     return Rounded4(levels.flatten(1), scale[..., 0], zero[..., 0], error[..., 0])
 
 
-def _rounded(groups: Tensor, share: float) -> Rounded4:
-    """Round groups [out, groups, 32] to 16 levels over a share of their range; scales are [out, groups, 1]."""
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
+def _grid(low: Tensor, high: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """The scale and the zero of 16 levels over a share of the ranges [out, groups, 1]."""
     scale = (share * (high - low) / 15).clamp(min=LEAST_SCALE).to(torch.bfloat16).float()
-    zero = ((low + high + scale) / 2).to(torch.bfloat16).float()
-    levels = ((groups - zero) / scale).round_().clamp_(-8, 7)
-    error = (levels * scale).add_(zero).sub_(groups).square_().sum(-1, keepdim=True)
-    return Rounded4((levels + 8).to(torch.uint8), scale, zero, error)
+    return scale, ((low + high + scale) / 2).to(torch.bfloat16).float()
+
+
+def _levels(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The levels, from -8 to 7, that are nearest to groups [out, groups, 32]."""
+    return (groups - zero).div_(scale).round_().clamp_(-8, 7)
+
+
+def _error(groups: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    """The squared error of each of the groups [out, groups, 1]."""
+    return _levels(groups, scale, zero).mul_(scale).add_(zero).sub_(groups).square_().sum(-1, keepdim=True)
