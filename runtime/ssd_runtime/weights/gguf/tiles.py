@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     """A weight's levels uint8 [out, in], and the bytes of scales and headers, as `Format.tiles` takes them."""
 
     levels: Tensor
-    scales: Tensor
+    scales: Tensor | None
     header: Tensor | None = None
 
 
@@ -116,25 +116,25 @@ def _header(*factors: Tensor) -> Tensor:
 
 
 def _sixes(packed: Tensor) -> Tensor:
-    """Scales and minima of 6 bits, 12 bytes for eight of each [out, n, 12], as two planes."""
+    """Scales and minima of 6 bits, 12 bytes for eight of each [out, n, 12], as they lie in headers [tiles, n, 192]."""
     first, second, rest = words_of(packed).unbind(-1)
     four, two = in_bytes(15), in_bytes(3)
     lows = [first & four | (second & four) << 4, rest]
     highs = [first >> 4 & two | (second >> 4 & two) << 2, first >> 6 & two | (second >> 6 & two) << 2]
-    low, high = (by_tile(_levels(torch.stack(each, -1))) for each in (lows, highs))
-    return torch.cat([low, high[..., :8] | high[..., 8:] << 4], -1)
+    low, high = (by_tile(_levels(torch.stack(each, -1))).unflatten(1, (-1, 2, 4)) for each in (lows, highs))
+    return torch.cat([low.flatten(2), (high[:, :, 0] | high[:, :, 1] << 4).flatten(2)], -1)
 
 
 def _q4_k(blocks: Tensor) -> Parts:
-    header = _header(blocks[..., :2], blocks[..., 2:4])
-    return Parts(_nibbles_k(blocks[..., 16:]), _sixes(blocks[..., 4:16]), header)
+    header = torch.cat([_header(blocks[..., :2], blocks[..., 2:4]), _sixes(blocks[..., 4:16])], -1)
+    return Parts(_nibbles_k(blocks[..., 16:]), None, header)
 
 
 def _q5_k(blocks: Tensor) -> Parts:
     high = words_of(blocks[..., 16:48])
     bits = _levels(torch.stack([(high >> place & in_bytes(1)) << 4 for place in range(8)], -2))
-    header = _header(blocks[..., :2], blocks[..., 2:4])
-    return Parts(_nibbles_k(blocks[..., 48:]) | bits, _sixes(blocks[..., 4:16]), header)
+    header = torch.cat([_header(blocks[..., :2], blocks[..., 2:4]), _sixes(blocks[..., 4:16])], -1)
+    return Parts(_nibbles_k(blocks[..., 48:]) | bits, None, header)
 
 
 def _of_halves(numbers: Tensor) -> Tensor:

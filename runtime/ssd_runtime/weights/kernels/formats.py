@@ -45,15 +45,17 @@ class Format:
         """The end of a kernel's name: its bits for the formats of light copies, whose tables of latency say so."""
         return {"Q4_1": "4", "Q8_0": "8"}.get(self.name, self.name)
 
-    def tiles(self, levels: Tensor, scales: Tensor, header: Tensor | None = None) -> Tensor:
+    def tiles(self, levels: Tensor, scales: Tensor | None, header: Tensor | None = None) -> Tensor:
         """Pack a weight as [tiles, bytes]: a tile's first planes with scales, then its second planes.
 
-        `levels` uint8 [out, in] are below 2^(first + second), `scales` are bytes [tiles, groups, scales], and `header`
-        bytes [tiles, groups / 8, header].
+        `levels` uint8 [out, in] are below 2^(first + second), `scales` are bytes [tiles, groups, scales] if blocks have
+        any, and `header` bytes [tiles, groups / 8, header].
         """
         out, columns = levels.shape
         apart = words_of(levels).view(out // TILE, TILE, columns // GROUP, GROUP // 4).permute(0, 2, 3, 1).contiguous()
-        blocks = torch.cat([_plane(apart >> self.second, self.first), scales], -1)
+        blocks = _plane(apart >> self.second, self.first)
+        if scales is not None:
+            blocks = torch.cat([blocks, scales], -1)
         if header is not None:
             blocks = torch.cat([header, blocks.unflatten(1, (-1, HEADED)).flatten(2)], -1)
         if not self.second:
@@ -80,8 +82,8 @@ Q5_1 = Format("Q5_1", 3, 4, 1, 64)
 Q8_0 = Format("Q8_0", 4, 4, 4, 32, draft=14)
 Q2_K = Format("Q2_K", 5, 2, 0, 32, 64)
 Q3_K = Format("Q3_K", 6, 2, 1, 32, 32)
-Q4_K = Format("Q4_K", 7, 4, 0, 24, 64)
-Q5_K = Format("Q5_K", 8, 4, 1, 24, 64)
+Q4_K = Format("Q4_K", 7, 4, 0, 0, 256)
+Q5_K = Format("Q5_K", 8, 4, 1, 0, 256)
 Q6_K = Format("Q6_K", 9, 4, 2, 32, 32, draft=15)
 IQ4_NL = Format("IQ4_NL", 10, 4, 0, 32)
 MXFP4 = Format("MXFP4", 11, 4, 0, 16)

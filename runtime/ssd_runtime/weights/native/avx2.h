@@ -94,14 +94,8 @@ INLINE Ints high_halves(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi32((
 INLINE Ints low_bits(Ints x, const int bits) { return _mm256_and_si256(x, _mm256_set1_epi32((1 << bits) - 1)); }
 INLINE Ints shifted_right(Ints x, const int bits) { return _mm256_srli_epi32(x, bits); }
 INLINE Ints shifted_left(Ints x, const int bits) { return _mm256_slli_epi32(x, bits); }
-INLINE Ints either(Ints a, Ints b) { return _mm256_or_si256(a, b); }
 INLINE Floats floats(Ints x) { return _mm256_cvtepi32_ps(x); }
 INLINE Floats as_floats(Ints x) { return _mm256_castsi256_ps(x); }
-/* The four bits of each output in TILE / 2 bytes, which hold outputs i and i + 8. */
-INLINE Ints fours(const uint8_t *at, int part) {
-    const Ints pairs = bytes(at);
-    return part ? shifted_right(pairs, 4) : low_bits(pairs, 4);
-}
 
 /* The q-th 4 columns' numbers in a plane of `bits` bits, times 2^up. */
 INLINE __m256i in_plane(const uint8_t *plane, int part, const int bits, const int q, const int up) {

@@ -82,16 +82,8 @@ INLINE Ints high_halves(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi32((
 INLINE Ints low_bits(Ints x, const int bits) { return _mm512_and_si512(x, _mm512_set1_epi32((1 << bits) - 1)); }
 INLINE Ints shifted_right(Ints x, const int bits) { return _mm512_srli_epi32(x, bits); }
 INLINE Ints shifted_left(Ints x, const int bits) { return _mm512_slli_epi32(x, bits); }
-INLINE Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
 INLINE Floats floats(Ints x) { return _mm512_cvtepi32_ps(x); }
 INLINE Floats as_floats(Ints x) { return _mm512_castsi512_ps(x); }
-/* The four bits of each output in TILE / 2 bytes, which hold outputs i and i + 8. */
-INLINE Ints fours(const uint8_t *at, int part) {
-    const __m128i pairs = _mm_loadl_epi64((const __m128i *)at), low_half = _mm_set1_epi8(15);
-    (void)part;
-    return _mm512_cvtepu8_epi32(_mm_unpacklo_epi64(_mm_and_si128(pairs, low_half),
-                                                   _mm_and_si128(_mm_srli_epi16(pairs, 4), low_half)));
-}
 
 /* The q-th 4 columns' numbers in a plane of `bits` bits, times 2^up. */
 INLINE __m512i in_plane(const uint8_t *plane, int part, const int bits, const int q, const int up) {

@@ -4,7 +4,8 @@
  * and its low `second` bits in another. Columns come in groups of GROUP, outputs in tiles of TILE. A block holds the first
  * plane of a tile's group, then `scales` bytes. The second planes come after all blocks of all tiles, so that a draft reads
  * the blocks in one run. A plane has the levels of 8 times 4 columns, [TILE][4 columns] each; as many of these as fit into 8 bits
- * share their bytes. Eight groups of some formats have a header before them, of a factor or two for all their scales.
+ * share their bytes. Eight groups of some formats have a header before them, of a factor or two for all their scales, and
+ * of the scales themselves where these share bytes.
  */
 #pragma once
 #include <stdint.h>
@@ -17,8 +18,9 @@
 typedef enum { ITSELF, NL, FP4 } Table;
 /* What a block's scales are:
  * SCALE: [TILE] scales in fp16. SCALE_LEAST: then [TILE] leasts. EXPONENT: [TILE] exponents of 2 in 8 bits.
- * SIXES: scales and minima of 6 bits, the factors of both in the header: [TILE] bytes of the low four bits of scale and
- * minimum, then [TILE / 2] bytes of the high two bits of scale and minimum, of outputs i and i + 8.
+ * SIXES: none, since the header has the scales and minima of 6 bits of all its groups after the factors of both: bytes of
+ * the low four bits of a scale and of its minimum, [HEADED][TILE], then bytes of the high two bits of both, of groups i and
+ * i + 4, [HEADED / 2][TILE].
  * SIGNED: scales of 8 bits for either half of the columns, [2][TILE]; the header has their factor.
  * FOURS: scales and minima of 4 bits for either half, [2][TILE]; the header has the factors of both.
  * BRAIN, HALF: none, since a weight is a number of 16 bits, in bf16 or fp16, and not a level. A block has 16 pairs of
@@ -46,8 +48,8 @@ static const Format formats[FORMATS] = {
     [Q8_0] = {4, 4, 32, 0, 128, SCALE, ITSELF},
     [Q2_K] = {2, 0, 32, 64, 0, FOURS, ITSELF},
     [Q3_K] = {2, 1, 32, 32, 4, SIGNED, ITSELF},
-    [Q4_K] = {4, 0, 24, 64, 0, SIXES, ITSELF},
-    [Q5_K] = {4, 1, 24, 64, 0, SIXES, ITSELF},
+    [Q4_K] = {4, 0, 0, 256, 0, SIXES, ITSELF},
+    [Q5_K] = {4, 1, 0, 256, 0, SIXES, ITSELF},
     [Q6_K] = {4, 2, 32, 32, 32, SIGNED, ITSELF},
     [IQ4_NL] = {4, 0, 32, 0, 128, SCALE, NL},
     [MXFP4] = {4, 0, 16, 0, 12, EXPONENT, FP4},

@@ -6,19 +6,42 @@
  */
 #pragma once
 #include "rows.h"
+#include <string.h>
 
-#define AHEAD 16 /* Blocks between the one that is read and the one that is fetched. Processors fetch ahead on their own
-                  * within a page of 4 KiB alone; this takes a fifth off a row's time at 4 bits, a third at 8. */
+/* Blocks between the one that is read and those that are fetched. */
+#define NEAR 10
+#define FAR 40
 
-/* The factors of a block's scales and minima, in the header before eight blocks. */
+/* The factors of the blocks' scales and of minus their minima, in the header before eight blocks. */
 INLINE void factors_of(const uint8_t *header, int part, const Format format, Floats *factors) {
     factors[0] = halves(header + 2 * LANES * part);
-    if (format.header > 2 * TILE)
-        factors[1] = halves(header + 2 * TILE + 2 * LANES * part);
+    if (has_minima(format))
+        factors[1] = subtract(zeros(), halves(header + 2 * TILE + 2 * LANES * part));
 }
 
-/* Scales and leasts of the `part`-th LANES outputs of a block, for both halves of its columns where these have their own. */
-INLINE void scales_of(const uint8_t *at, int part, const Format format, const Floats *factors, Floats *scale, Floats *least)
+/* The scales and minima of 6 bits under a header, each in a byte. */
+typedef struct {
+    uint8_t scales[HEADED * TILE], minima[HEADED * TILE];
+} Sixes;
+
+/* Numbers of all groups are put together at once, since that takes as many instructions as those of one. */
+INLINE void sixes_of(const uint8_t *header, Sixes *sixes) {
+    typedef uint8_t Bytes __attribute__((vector_size(HEADED / 2 * TILE)));
+    Bytes low, high;
+    memcpy(&high, header + 4 * TILE + HEADED * TILE, sizeof high);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; half++) {
+        memcpy(&low, header + 4 * TILE + half * (int)sizeof low, sizeof low);
+        const Bytes scales = (low & 15) | (high >> 4 * half & 3) << 4, minima = low >> 4 | (high >> (4 * half + 2) & 3) << 4;
+        memcpy(sixes->scales + half * (int)sizeof low, &scales, sizeof low);
+        memcpy(sixes->minima + half * (int)sizeof low, &minima, sizeof low);
+    }
+}
+
+/* Scales and leasts of the `part`-th LANES outputs of a block, for both halves of its columns where these have their own.
+ * `group` is the block's place under its header. */
+INLINE void scales_of(const uint8_t *at, int part, const Format format, const Floats *factors, const Sixes *sixes, int group,
+                      Floats *scale, Floats *least)
 {
     const int begin = LANES * part;
     if (format.scaling == SCALE || format.scaling == SCALE_LEAST)
@@ -28,10 +51,8 @@ INLINE void scales_of(const uint8_t *at, int part, const Format format, const Fl
     if (format.scaling == EXPONENT)
         scale[0] = as_floats(shifted_left(bytes(at + begin), 23));
     if (format.scaling == SIXES) {
-        const Ints low = bytes(at + begin), high = fours(at + TILE, part);
-        scale[0] = multiply(factors[0], floats(either(low_bits(low, 4), shifted_left(low_bits(high, 2), 4))));
-        least[0] = multiply(factors[1],
-                            floats(either(shifted_right(low, 4), shifted_left(shifted_right(high, 2), 4))));
+        scale[0] = multiply(factors[0], floats(bytes(sixes->scales + TILE * group + begin)));
+        least[0] = multiply(factors[1], floats(bytes(sixes->minima + TILE * group + begin)));
     }
     for (int half = 0; half < 2; half++) {
         if (format.scaling == SIGNED)
@@ -47,8 +68,6 @@ INLINE void scales_of(const uint8_t *at, int part, const Format format, const Fl
             scale[half] = multiply(scale[half], all((float)(1 << format.second)));
             continue;
         }
-        if (has_minima(format) && (half == 0 || has_halves(format)))
-            least[half] = subtract(zeros(), least[half]);
         if (format.centre && !has_offset(format) && (half == 0 || has_halves(format)))
             least[half] = multiply(scale[half], all((float)-format.centre));
     }
@@ -69,6 +88,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
     const float *row_scales = rows.scales + at_first, *row_sums = rows.sums + 3 * at_first;
     const int32_t *offsets = rows.offsets + at_first;
     Floats total[CHUNK * PARTS], factors[PARTS][2] = {0};
+    Sixes sixes;
 #pragma GCC unroll 32
     for (int r = 0; r < count * PARTS; r++)
         total[r] = sums[r];
@@ -77,16 +97,14 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
 #pragma GCC unroll 2
             for (int part = 0; part < PARTS; part++)
                 factors_of(block, part, format, factors[part]);
+            if (format.scaling == SIXES)
+                sixes_of(block, &sixes);
+            fetch(block, format.header, NEAR * size, FAR * size);
             block += format.header;
         }
-#pragma GCC unroll 9
-        for (int64_t at = 0; at < size; at += 64)
-            _mm_prefetch((const char *)block + AHEAD * size + at, _MM_HINT_T0);
-        if (reads_second(format)) {
-#pragma GCC unroll 4
-            for (int64_t at = 0; at < second_bytes(format); at += 64)
-                _mm_prefetch((const char *)second + AHEAD * second_bytes(format) + at, _MM_HINT_T0);
-        }
+        fetch(block, size, NEAR * size, FAR * size);
+        if (reads_second(format))
+            fetch(second, second_bytes(format), NEAR * second_bytes(format), FAR * second_bytes(format));
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
             /* Rows are loaded again for the second part: GCC would keep what the first loaded, which takes more
@@ -95,7 +113,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
                 __asm__ volatile("" ::: "memory");
             const Levels levels = levels_of(block, second, part, format);
             Floats scale[2], least[2], shift[2];
-            scales_of(block + size - format.scales, part, format, factors[part], scale, least);
+            scales_of(block + size - format.scales, part, format, factors[part], &sixes, group % HEADED, scale, least);
             /* scale * (INTEGER + dot) - scale * INTEGER, rounded once, is scale * dot: a scale of 18 bits times INTEGER
              * is exact. That saves a conversion per row. */
             for (int half = 0; half < halves_of; half++)

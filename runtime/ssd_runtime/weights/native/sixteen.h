@@ -6,7 +6,8 @@
 #pragma once
 #include "rows.h"
 
-#define AHEAD_BYTES 4096
+#define NEAR_FETCH 4096
+#define FAR_FETCH 16384
 /* Most rows of a pass, and most sums of a row's outputs that stay in registers together. */
 #define MOST_ROWS (LANES == 16 ? 16 : 8)
 #define MOST_SUMS (LANES == 16 ? 16 : 12)
@@ -33,9 +34,7 @@ INLINE void products16_of(const Weight *weight, int64_t tile, Rows rows, int64_t
     for (int r = 0; r < count * PARTS; r++)
         total[r] = sums[r];
     for (int64_t group = span.begin; group < span.end; group++) {
-#pragma GCC unroll 16
-        for (int64_t at = 0; at < size; at += 64)
-            _mm_prefetch((const char *)block + AHEAD_BYTES + at, _MM_HINT_T0);
+        fetch(block, size, NEAR_FETCH, FAR_FETCH);
 #pragma GCC unroll 2
         for (int from = 0; from < PARTS; from += together) {
             Floats of_group[MOST_ROWS * PARTS];
