@@ -35,7 +35,7 @@ VARIED = 4
 """Number of inputs with which a mixture's MLP blocks are timed in turn, so that its experts do not stay in a cache."""
 FAR = 2048
 """A context at which the cost of attention is visible."""
-ENGINE = 9
+ENGINE = 10
 """Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
 STEPS_PER_ROUND = 3
