@@ -65,7 +65,7 @@ def mask_picture(mask: SubLayerPlan) -> list[str]:
         layers = range(begin, min(begin + ROW, mask.num_layers))
         for offset, name in enumerate(("mixer", "MLP")):
             cells = "".join(_cell(mask, 2 * layer + offset) for layer in layers)
-            lines.append(f"  {name:<5} {cells}")
+            lines.append(f"  {name:<9} {cells}")
     return lines
 
 
