@@ -139,14 +139,14 @@ class Linear:
         self._serves = tuple(rows)
         self._last = len(rows) - 1
 
-    def lighten(self, bits: DraftBits, both: bool = False) -> None:
+    def lighten(self, bits: DraftBits, both: bool) -> None:
         """Make the light copies that `bits` asks for (`light_kernels`), or drop them."""
         if (bits, both) != (self._bits, self._both):
             self._bits = bits
             self._both = both
             self._build_light()
 
-    def light_bytes(self, bits: DraftBits, both: bool = False) -> int:
+    def light_bytes(self, bits: DraftBits, both: bool) -> int:
         """Bytes that light copies would take at most; 0 if there can be none."""
         found = self._originals()
         if bits == "none" or not found or not all(isinstance(x, Native) or can_lighten(x.weight) for x in found):

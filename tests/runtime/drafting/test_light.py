@@ -159,7 +159,6 @@ def test_light_drafts_of_a_model_that_rounding_leaves_alone_are_right(own: bool)
 
 def test_the_costs_of_lighter_copies_are_measured() -> None:
     decoder = lightened(bits="auto")
-    decoder.lighten("auto")
     costs, _ = measure_light(decoder)
     assert set(costs) == {8, 4}
     priced = replace(TABLE, light=costs)
@@ -188,7 +187,9 @@ def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -
         reasons |= {cycle.plan.reason.partition(":")[0] for cycle in got.cycles}
     assert "light drafts" in reasons
     assert set(stream.light) == set(decoder.light.masks)
-    assert any(stats.predicted != PRIOR_TOKENS for stats in stream.light.values()), "it learns from its cycles"
+    predicted = [stats.predicted for stats in stream.light.values()]
+    assert min(predicted) > 0
+    assert any(each != PRIOR_TOKENS for each in predicted), "it learns from its cycles"
 
 
 def test_auto_takes_the_bits_that_pay_in_its_stream() -> None:

@@ -159,7 +159,7 @@ def test_what_the_pattern_matches_is_not_stored(tmp_path: Path) -> None:
     Recorder(path, redact=re.compile(r"\S+@\S+\b|\d[\d ]+\d")).add(ASKED)
     [prompt] = read_prompts(path)
     assert prompt.messages[1][1] == "Write to [redacted], or\nring [redacted]."
-    assert "@" not in path.read_text()
+    assert "ada" not in path.read_text().replace(prompt.id, "")
 
 
 def test_threads_and_recorders_of_one_file_mix_no_lines(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ def make_auto(inputs: StrategyInputs) -> MakePlanner:
     domains = {} if inputs.guesses_alone else inputs.domains
     frontiers = Frontier.of_all(domains, inputs.num_layers, latency)
     stream = Stream(inputs.make_lookup_stats())
+    light = inputs.light
     mtp = inputs.decoder.mtp is not None and not inputs.guesses_alone and bool(inputs.settings.mtp)
     return lambda: AutoPlanner(
         frontiers=frontiers,
@@ -162,6 +163,6 @@ def make_auto(inputs: StrategyInputs) -> MakePlanner:
         router=router,
         latency=latency,
         stream=stream,
-        light=inputs.light,
+        light=light,
         mtp=mtp,
     )

@@ -22,7 +22,7 @@ from ssd_runtime.planning.plan import Cycle, Plan
 LIGHT_AGREEMENT = 0.95
 """Token agreement that is expected of 8 bits, and of 4 for weights on their grid, until this stream has its own."""
 LIGHTER_AGREEMENT = 0.85
-"""The same of 4 bits beside copies in 8. A real model of 1.5B has 0.77 in free writing and 0.90 in mixed prompts."""
+"""Token agreement that is expected of 4 bits beside 8. A model of 1.5B had 0.77 in writing, 0.90 in mixed prompts."""
 LONGEST_LIGHT = 12
 """Longest chain: the last token of a longer one is right too seldom."""
 MTP_AGREEMENT = 0.75

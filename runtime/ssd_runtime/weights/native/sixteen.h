@@ -6,6 +6,7 @@
 #pragma once
 #include "rows.h"
 
+/* Bytes between the block that is read and those that are fetched. */
 #define NEAR_FETCH 4096
 #define FAR_FETCH 16384
 /* Most rows of a pass, and most sums of a row's outputs that stay in registers together. */
