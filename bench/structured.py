@@ -178,7 +178,7 @@ def measure(engine: Engine, cases: Sequence[tuple[dict[str, Any], str]], new: in
                 name = f"{shape}, {strategy}"
                 answers[name] = generation.token_ids
                 if number:
-                    tokens[name] += generation.decoded - 1
+                    tokens[name] += generation.later_tokens
                     seconds[name] += generation.decode_seconds
                 if number and asked is not None:
                     counts[f"{name}: {verdict(schema, outcome.text, generation.finish_reason)}"] += 1

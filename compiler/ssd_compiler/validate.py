@@ -148,13 +148,13 @@ def _quickest(one: list[Generation], other: list[Generation]) -> list[Generation
     return [min(pair, key=attrgetter("decode_seconds")) for pair in zip(one, other, strict=True)]
 
 
-def _decoded(run: Generation) -> int:
-    """Number of new tokens without the first one, which the prefill yields."""
-    return max(1, len(run.token_ids) - 1)
+def _later(run: Generation) -> int:
+    """Number of tokens after the first; 1 for an answer of one token, so that it has a speed."""
+    return max(1, run.later_tokens)
 
 
 def _seconds_per_token(runs: Sequence[Generation]) -> float:
-    return sum(run.decode_seconds for run in runs) / sum(_decoded(run) for run in runs)
+    return sum(run.decode_seconds for run in runs) / sum(_later(run) for run in runs)
 
 
 def require_same(session: Session, ids: list[int], expected: list[int], got: list[int]) -> None:
@@ -179,7 +179,7 @@ def _choice(entry: int, option: Option) -> Choice:
 def _figures(plain: list[Generation], masked: list[Generation]) -> Validation:
     before = [run.decode_seconds for run in plain]
     # Behind a near tie outputs may differ in length: the time for as many tokens as plain decoding's.
-    after = [_seconds_per_token([run]) * _decoded(one) for one, run in zip(plain, masked, strict=True)]
+    after = [_seconds_per_token([run]) * _later(one) for one, run in zip(plain, masked, strict=True)]
     interval = speedup_interval(before, after)
     assert interval is not None, "two prompts at least"
     low, high = interval
@@ -190,7 +190,7 @@ def _figures(plain: list[Generation], masked: list[Generation]) -> Validation:
         new_tokens=sum(len(run.token_ids) for run in masked),
         speedup=round(speedup(before, after), 4),
         speedup_interval=(round(low, 4), round(high, 4)),
-        mean_acceptance_length=round(sum(len(run.token_ids) - 1 for run in masked) / max(1, forwards), 4),
+        mean_acceptance_length=round(sum(run.later_tokens for run in masked) / max(1, forwards), 4),
         draft_acceptance_rate=round(sum(run.num_accepted_tokens for run in masked) / max(1, drafted), 4),
         identical=all(a.token_ids == b.token_ids for a, b in zip(plain, masked, strict=True)),
     )

@@ -57,7 +57,7 @@ def search_by_clock(evaluator: Evaluator, prompts: Sequence[list[int]], seed: in
 
 
 def tokens_per_second(decoder: Decoder, prompts: Sequence[list[int]], mask: SubLayerPlan) -> float:
-    """Tokens per second of decoding the prompts with drafts of one mask, prefill excluded."""
+    """Tokens per second of decoding the prompts with drafts of one mask, prefill and first tokens excluded."""
     plan = Plan.masked("Self-SD", mask, DRAFT_LENGTH, STOP)
     done = [generate(Session(decoder), prompt, ConstantPlanner(plan), Limits(NEW_TOKENS)) for prompt in prompts]
-    return sum(len(each.token_ids) for each in done) / sum(each.decode_seconds for each in done)
+    return sum(each.later_tokens for each in done) / sum(each.decode_seconds for each in done)

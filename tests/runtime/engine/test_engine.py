@@ -184,7 +184,7 @@ def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
 
 def test_a_busy_machine_is_said() -> None:
     plain = [(40, 1.0), (40, 1.4), (3, 0.9), (40, 3.0)]
-    *steady, slow = [Tally(plain_tokens=tokens, plain_seconds=seconds) for tokens, seconds in plain]
+    *steady, slow = [Tally(plain_later_tokens=tokens, plain_seconds=seconds) for tokens, seconds in plain]
     assert disturbance(steady) is None
     assert disturbance(steady[:1]) is None
     said = disturbance([*steady, slow])

@@ -36,6 +36,11 @@ class Generation:
         return len(self.token_ids) - self.answered
 
     @property
+    def later_tokens(self) -> int:
+        """Number of those tokens after the first one, which the prefill yields."""
+        return max(0, self.decoded - 1)
+
+    @property
     def target_forwards(self) -> int:
         """Number of full-model forwards after the prefill."""
         return len(self.cycles)
@@ -52,5 +57,5 @@ class Generation:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens per second of decoding, prefill excluded."""
-        return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
+        """Tokens after the first per second of decoding, prefill excluded."""
+        return self.later_tokens / self.decode_seconds if self.decode_seconds else 0.0

@@ -61,6 +61,8 @@ class Tally:
 
     prompts: int = 0
     tokens: int = 0
+    later_tokens: int = 0
+    """Tokens after each answer's first one, which the prefill yields: those that `decode_seconds` brought."""
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     first_token_seconds: float = 0.0
@@ -69,6 +71,7 @@ class Tally:
     draft_tokens: int = 0
     accepted_tokens: int = 0
     plain_tokens: int = 0
+    plain_later_tokens: int = 0
     plain_seconds: float = 0.0
     compared: int = 0
     divergence: int = 0
@@ -83,6 +86,7 @@ class Tally:
         return cls(
             prompts=1,
             tokens=run.decoded,
+            later_tokens=run.later_tokens,
             prefill_seconds=run.prefill_seconds,
             decode_seconds=run.decode_seconds,
             first_token_seconds=run.first_token_seconds,
@@ -91,6 +95,7 @@ class Tally:
             draft_tokens=run.num_draft_tokens,
             accepted_tokens=run.num_accepted_tokens,
             plain_tokens=len(plain.token_ids) if plain is not None else 0,
+            plain_later_tokens=plain.later_tokens if plain is not None else 0,
             plain_seconds=plain.decode_seconds if plain is not None else 0.0,
             compared=int(divergence is not None),
             divergence=KINDS.index(divergence.kind) if divergence is not None else 0,
@@ -103,29 +108,28 @@ class Tally:
     @property
     def closing_line(self) -> str:
         """One line with tokens, tokens per second, mean acceptance length and mean time to the first token."""
-        length = _ratio(self.tokens - self.prompts, self.forwards)
+        rate, length = self._rate, self._mean_acceptance_length
         parts = [
             f"{self.prompts} prompts" if self.prompts > 1 else "",
             f"{self.tokens} token{'s' * (self.tokens != 1)}",
-            f"{self.tokens / self.decode_seconds:.1f} tokens/s" if self.decode_seconds else "",
+            f"{rate:.1f} tokens/s" if rate else "",
             f"mean acceptance length {length:.2f}" if length else "",
             f"first token after {self.first_token_seconds / self.prompts:.2f} s" if self.prompts else "",
         ]
         return ", ".join(part for part in parts if part)
 
     def figures(self, compare: bool) -> dict[str, Any]:
-        """Figures by name. Rates are ratios of sums, such as all tokens ÷ all decode seconds.
+        """Figures by name. Rates are ratios of sums, such as all tokens after the first ÷ all decode seconds.
 
         A ratio whose denominator is zero is None. `compare` adds the figures of plain decoding.
         """
-        rate = _ratio(self.tokens, self.decode_seconds)
+        rate = self._rate
         figures: dict[str, Any] = {
             "new_tokens": self.tokens,
             "prefill_seconds": round(self.prefill_seconds, 4),
             "decode_seconds": round(self.decode_seconds, 4),
             "tokens_per_second": rate,
-            # The first new token comes from the prefill, not from a target forward.
-            "mean_acceptance_length": _ratio(self.tokens - self.prompts, self.forwards),
+            "mean_acceptance_length": self._mean_acceptance_length,
             "draft_acceptance_rate": _ratio(self.accepted_tokens, self.draft_tokens),
             "num_drafts": self.drafts,
             "num_draft_tokens": self.draft_tokens,
@@ -133,12 +137,20 @@ class Tally:
             "target_forwards": self.forwards,
         }
         if compare:
-            plain_rate = _ratio(self.plain_tokens, self.plain_seconds)
+            plain_rate = _ratio(self.plain_later_tokens, self.plain_seconds)
             figures["plain_tokens_per_second"] = plain_rate
             figures["speedup"] = _speedup(rate, plain_rate)
             figures["identical"] = self.divergence == 0 if self.compared else None
             figures["divergence"] = KINDS[self.divergence].value if self.compared else None
         return figures
+
+    @property
+    def _rate(self) -> float | None:
+        return _ratio(self.later_tokens, self.decode_seconds)
+
+    @property
+    def _mean_acceptance_length(self) -> float | None:
+        return _ratio(self.later_tokens, self.forwards)
 
 
 @dataclass(slots=True)
@@ -165,7 +177,7 @@ class Summary:
         """Add a prompt."""
         tally = Tally.of(outcome)
         name = outcome.prompt.category
-        if tally.plain_seconds and tally.tokens:
+        if tally.plain_later_tokens and tally.later_tokens:
             self.compared.append(tally)
         self.total += tally
         if name:
@@ -183,12 +195,13 @@ class Summary:
         """A sentence that says how fast the strategy was, and whether its outputs are plain decoding's."""
         figures = {**self.total.figures(compare=True), **self._together()}
         if figures["speedup"] is None:
-            return "No token was decoded, so there is no speed to compare."
+            return "No answer has a second token, so there is no speed to compare."
         count = self.total.prompts
         # The interval is over prompts decoded one by one.
         alone = self.compared if self.concurrency == 1 else []
         before = [tally.plain_seconds for tally in alone]
-        after = [tally.decode_seconds / tally.tokens * tally.plain_tokens for tally in alone]  # for as many tokens
+        # For as many tokens as plain decoding's.
+        after = [tally.decode_seconds / tally.later_tokens * tally.plain_later_tokens for tally in alone]
         interval = speedup_interval(before, after) if count >= FEWEST else None
         shown = f" ({interval[0]:.2f}–{interval[1]:.2f})" if interval is not None else ""
         where = f"these {count} prompts" if count > 1 else "this prompt"
@@ -228,7 +241,8 @@ class Summary:
 
 def disturbance(compared: Sequence[Tally]) -> str | None:
     """A warning if plain decoding was much faster on one prompt than on another; None if it was steady."""
-    rates = [tally.plain_tokens / tally.plain_seconds for tally in compared if tally.plain_tokens >= STEADY_TOKENS]
+    steady = [tally for tally in compared if tally.plain_later_tokens >= STEADY_TOKENS]
+    rates = [tally.plain_later_tokens / tally.plain_seconds for tally in steady]
     if len(rates) < 2 or max(rates) <= STEADY_SPEEDS * min(rates):
         return None
     return (
