@@ -98,7 +98,7 @@ def assert_ended_once(inbox: Inbox, requests: int) -> None:
 @contextmanager
 def running(engine: Engine, places: int = 16) -> Iterator[EngineThread]:
     """The engine in a thread."""
-    thread = EngineThread(engine, places)
+    thread = EngineThread(engine, places, Metrics("tiny"))
     thread.start()
     try:
         yield thread

@@ -89,7 +89,7 @@ def price(latency: LatencyTable, request: ModelRequest) -> float:
 
 
 @dataclass(slots=True)
-class PricedPlanner:
+class PricedPlanner(Planner):
     """A planner whose cycles are priced before it observes them, so that it plans by prices too."""
 
     inner: Planner

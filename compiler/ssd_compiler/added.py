@@ -10,6 +10,7 @@ from typing import Any
 
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.data.prompts import DomainPrompts
+from ssd_compiler.search.stage import measured_on
 from ssd_compiler.stages import Stages
 from ssd_compiler.validate import timed_speedup
 from ssd_profiles.latency import LatencyTable
@@ -32,7 +33,9 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
     report = json.loads(bundle.report)
     for figures in report["domains"]:
         if (found := prompts.get(figures["domain"])) is not None:
-            added = stages.work.stage(f"added-{found.name}", partial(_added, bundle, stages, found, latency))
+            added = stages.work.stage(
+                f"added-{found.name}-{measured_on(latency)}", partial(_added, bundle, stages, found, latency)
+            )
             figures["added"] = added
             low, high = added["interval"]
             stages.reporter.note(

@@ -111,7 +111,7 @@ def main() -> None:
     run_command(
         app,
         gone={
-            "--anchor-rule": setting.format("anchor_rule"),
+            "--anchor-rule": "anchors are the prompts nearest to their domain's mean; omit it",
             "--anchor-pool": setting.format("anchor_prompts"),
             "--exit-epochs": setting.format("exit_epochs"),
             "--exit-depth": setting.format("exit_depth"),

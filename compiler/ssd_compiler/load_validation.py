@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from time import perf_counter
 
 from ssd_artifacts.domain_config import LoadValidation
 from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.progress import Tick
 from ssd_compiler.validate import Confirmed, constant, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
-from ssd_runtime.engine.offline.interleaved import SharedRun
+from ssd_runtime.engine.loop import decoding
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.plan import PlainPlanner, Planner
@@ -80,7 +82,17 @@ def _decoded(
     decoder: Decoder, held: Held, make: Callable[[], Planner], sequences: int, limits: Limits
 ) -> tuple[list[list[int]], float]:
     """The outputs, and the seconds per token while as many as asked for decode; fewer are left in the end."""
-    run = SharedRun(decoder=decoder, held=held, make_planner=make, sequences=sequences, limits=limits)
-    while not run.done:
-        run.steps(1)
-    return [job.ended().token_ids for job in run.jobs], run.per_token
+    scheduler = Scheduler(decoder, sequences, cache_bytes=0)  # the sessions have memory of their own
+    told = list[int]()
+    jobs = [
+        scheduler.add(session, decoding(session, prompt, make(), limits, told.extend), session.ids)
+        for session, prompt in held
+    ]
+    seconds = per_token = 0.0
+    while scheduler.running or scheduler.waiting:
+        began = perf_counter()
+        scheduler.step()
+        seconds += perf_counter() - began
+        if not per_token or scheduler.waiting or scheduler.running == sequences:
+            per_token = seconds / len(told)
+    return [job.ended().token_ids for job in jobs], per_token

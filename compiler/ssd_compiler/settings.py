@@ -16,10 +16,6 @@ DRAFT_BLOCK = 8
 """Tokens of a draft whose keys a replayed position sees."""
 MIN_PROMPTS = 6
 """Least prompts of a domain: search, anchors and validation share them."""
-ANCHOR_RULES = ("central", "joint", "per_domain")
-"""Rules that select a domain's anchors. `central` takes the prompts nearest to its mean. `joint` takes those nearest
-to its centre in a K-means over all domains (KNN-SSD §4.1). `per_domain` takes those nearest to the centres of a
-K-means within it (§5.1)."""
 
 SearchMethod = Literal["both", "knapsack", "bayesian", "self-sd"]
 """Ways to search masks: the dynamic programme and then Bayesian optimisation, one of them alone, or the papers' own
@@ -65,9 +61,7 @@ class CompileSettings:
     """Prompts per domain that anchors are chosen from; KNN-SSD has 1000."""
     validation_prompts: int = 6
     anchors: int = 16
-    """Anchors per domain (k). KNN-SSD has 10; this number, the rule and the feature routed best (docs/lab-notes.md)."""
-    anchor_rule: str = "central"
-    """One of `ANCHOR_RULES`."""
+    """Anchors per domain (k). KNN-SSD has 10; this number and the feature routed best (docs/lab-notes.md)."""
     feature: str = "last"
     concurrency: tuple[int, ...] = (1,)
     """Numbers of sequences at once with which the chosen masks are timed, ascending; one alone always is."""

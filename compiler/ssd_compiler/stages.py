@@ -239,8 +239,6 @@ class Stages:
             },
             feature=feature,
             k=self.settings.anchors,
-            seed=self.settings.seed,
-            rule=self.settings.anchor_rule,
             base=self.base.anchors if self.base is not None else None,
             out_of_domain=np.asarray([row[feature] for row in unknown], np.float32) if unknown else None,
         )

@@ -13,7 +13,7 @@ from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.offline.interleaved import Contenders, in_turn
+from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
@@ -23,6 +23,8 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Plann
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 
+Contenders = Mapping[str, Callable[[], Planner]]
+"""Names, each with a maker of one request's planner."""
 ENOUGH = 4
 """Fewest prompts of which some choose among the finalists; with fewer, all measure the first finalist."""
 ROUNDS = 3
@@ -84,7 +86,7 @@ def validate(
         if _seconds(runs) > SETTLED * before:
             break
     figures = _figures(runs["plain"], runs["masked"])
-    return Confirmed(_choice(int(best), options[int(best)]), figures, options[int(best)])
+    return Confirmed(choice_of(int(best), options[int(best)]), figures, options[int(best)])
 
 
 def timed_speedup(
@@ -126,19 +128,20 @@ def _timed(
     tick: Tick,
     sampling: SamplingParams,
 ) -> dict[str, list[Generation]]:
-    """Decode every prompt with every contender in turn, after one short warm-up."""
+    """Decode every prompt with every contender, after one short warm-up; the order changes from prompt to prompt."""
     shared = SharedPrefix(decoder, prompts, sampling)
     runs: dict[str, list[Generation]] = {name: [] for name in contenders}
+    names = list(contenders)
     for turn, ids in enumerate(prompts):
         session, prompt = shared.prefill(ids)
         if turn == 0:
-            in_turn(session, prompt, contenders, Limits(min(8, limits.max_new_tokens), limits.eos_ids))
-        done = in_turn(session, prompt, contenders, limits, turn)
-        outputs = [generation.token_ids for generation in done.values()]
-        for other in outputs[1:]:
-            require_same(session, ids, outputs[0], other)
-        for name, generation in done.items():
-            runs[name].append(generation)
+            for make in contenders.values():
+                decode(session, prompt, make(), Limits(min(8, limits.max_new_tokens), limits.eos_ids))
+        for place in range(len(names)):
+            name = names[(turn + place) % len(names)]
+            runs[name].append(decode(session, prompt, contenders[name](), limits))
+        for name in names[1:]:
+            require_same(session, ids, runs[names[0]][-1].token_ids, runs[name][-1].token_ids)
         tick()
     return runs
 
@@ -167,7 +170,8 @@ def require_same(session: Session, ids: list[int], expected: list[int], got: lis
         )
 
 
-def _choice(entry: int, option: Option) -> Choice:
+def choice_of(entry: int, option: Option) -> Choice:
+    """The choice of a frontier's entry with the best option that it has."""
     return Choice(
         entry=entry,
         draft_length=option.draft_length,

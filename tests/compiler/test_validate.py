@@ -7,12 +7,11 @@ import pytest
 
 from bench.fixtures.planted import plant
 from ssd_compiler.load_validation import validate_under_load
-from ssd_compiler.validate import validate
+from ssd_compiler.validate import Contenders, validate
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.offline.interleaved import Contenders
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler

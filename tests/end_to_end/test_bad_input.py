@@ -137,7 +137,7 @@ BAD_COMPILES = {
     "absurd load": (["--model", "model", "--domains", "cnn", "--concurrency", "999999"], "from 1 to 256"),
     "option of earlier versions": (
         ["--model", "model", "--domains", "cnn", "--anchor-rule", "joint"],
-        "--anchor-rule: is no longer an option; .*CompileSettings.anchor_rule",
+        "--anchor-rule: is no longer an option; anchors are the prompts nearest",
     ),
     "unknown search": (
         ["--model", "model", "--domains", "cnn", "--search", "any"],

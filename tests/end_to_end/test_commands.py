@@ -195,6 +195,15 @@ def test_a_comparison_without_a_prompt_decodes_the_sample_prompts(room: Path, wi
     assert [record["id"] for record in each] == ids
 
 
+def test_an_answer_of_one_token_has_no_speed(room: Path, within: Within) -> None:
+    options = ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--max-new-tokens", "1", "--compare"]
+    done = within(room, run_main, *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("no second token, so no speed, identical: yes") == 14
+    assert "No answer has a second token" in done.stderr
+    assert re.search(r"14 prompts, 14 tokens, first token after [\d.]+ s$", done.stderr, re.MULTILINE)
+
+
 def test_several_at_once_are_compared_with_plain_decoding_of_as_many(room: Path, within: Within) -> None:
     options = ["--artifact", "bundle", "--strategy", "knn", "--prompts", "rivers.jsonl", "--max-new-tokens", "6"]
     done = within(room, run_main, *options, "--concurrency", "4", "--compare", "--json")

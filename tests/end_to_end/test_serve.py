@@ -185,7 +185,7 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
     ("options", "message"),
     [
         ([], "--model: none given; give a model, or a --bundle that names one"),
-        (["--model", "model", "--reload"], "--reload: there is no bundle to load again"),
+        (["--model", "model", "--reload"], "--reload: there is no folder to look at again"),
         (["--model", "nowhere/at/all"], "nowhere/at/all: no such folder"),
         (["--model", "model", "--strategy", "knn"], "--strategy knn: needs a bundle"),
         (["--model", "model", "--api-key", ""], "--api-key: a key is text"),

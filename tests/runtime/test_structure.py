@@ -240,6 +240,27 @@ def test_generate_is_held_to_a_structure_by_stock_decoding_and_by_ours(do_sample
     assert do_sample or texts["ours"] == texts["stock"]
 
 
+@pytest.mark.parametrize("more", [{}, {"prompt_lookup_num_tokens": 4}, {"num_beams": 3}])
+def test_a_processor_follows_prompts_that_grow_and_tokens_that_are_taken_back(more: dict[str, int]) -> None:
+    model, tokenizer = LOADED.model, LOADED.tokenizer
+    end = next(iter(LOADED.eos_ids))
+    processor = StructureProcessor(Structure.json_schema(PERSON), tokenizer, model)
+    ids = torch.tensor([PROMPT])
+    for _ in range(3):
+        out = model.generate(
+            ids,
+            logits_processor=[processor],
+            max_new_tokens=60,
+            do_sample=False,
+            eos_token_id=end,
+            pad_token_id=0,
+            **more,
+        )
+        answer = out[0, ids.shape[1] :].tolist()
+        jsonschema.validate(json.loads(LOADED.decode(answer[: answer.index(end)])), PERSON)
+        ids = torch.cat([out, ids], 1)  # the next turn of a chat
+
+
 def test_the_command_answers_in_the_shape_that_a_file_asks_for(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

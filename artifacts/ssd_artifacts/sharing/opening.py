@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.files import sha256_file
 from ssd_artifacts.integrity import ORIGIN
+from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.sharing.receiving import receive
 from ssd_artifacts.sharing.reference import read_reference
 from ssd_artifacts.sharing.signature import require_signature
@@ -21,6 +23,8 @@ class OpenedBundle:
     where: str
     """The name by which the user gave it, for messages."""
     folder: Path
+    manifest_sha256: str
+    """Hash of its manifest, which has the hashes of all files."""
     trusted: bool
     """Whether it may choose the model: it was made on this machine, or a key that the user named has signed it."""
 
@@ -47,12 +51,23 @@ def open_bundle(artifact: str | Path, key: Path | None = None) -> OpenedBundle:
     folder = receive(reference)
     if key is not None:
         require_signature(folder, key, str(artifact))
+    # Hashed before the bundle is read: one that changes meanwhile is seen to be another.
+    stamp = manifest_sha256(folder)
     return OpenedBundle(
         bundle=Bundle.load(folder),
         where=str(artifact),
         folder=folder,
+        manifest_sha256=stamp,
         trusted=key is not None or not (folder / ORIGIN).exists(),
     )
+
+
+def manifest_sha256(folder: Path) -> str:
+    """Hash of the manifest in a folder; empty while there is none."""
+    try:
+        return sha256_file(folder / MANIFEST)
+    except OSError:
+        return ""
 
 
 def open_given(artifact: str | Path | None, key: Path | None = None) -> OpenedBundle | None:

@@ -16,32 +16,22 @@ from ssd_artifacts.sharing.archive import MAX_SIGNATURE_BYTES
 from ssd_profiles.errors import UserError, first_line
 
 
-def sign(folder: Path, private_key: Path | None) -> Path:
+def sign(folder: Path, private_key: Path) -> Path:
     """Sign a bundle with a private key of an elliptic curve (PEM); returns the signature's path.
 
-    Without a key, Sigstore signs it with an identity that a browser or the CI's environment proves, over a network.
-    Raises UserError when the bundle is damaged, or when the key or Sigstore cannot be used.
+    Raises UserError when the bundle is damaged, or when the key cannot be used.
     """
     check_files(folder, read_manifest(folder))
-    if private_key is not None:
-        _require_file(private_key, "--key")
-    config = _library("signing", "sign" if private_key is None else "--key").Config()
+    _require_file(private_key, "--key")
+    config = _library("signing", "--key").Config()
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         written = Path(temporary) / SIGNATURE
         try:
-            signer = (
-                config.use_sigstore_signer()
-                if private_key is None
-                else config.use_elliptic_key_signer(private_key=private_key)
-            )
-            signer.sign(folder / MANIFEST, written)
+            config.use_elliptic_key_signer(private_key=private_key).sign(folder / MANIFEST, written)
         # The library raises whatever its parsers do.
         except Exception as error:
-            why = first_line(error)
             raise UserError(
-                f"sign: Sigstore cannot be used ({why}); give --key PRIVATE.pem"
-                if private_key is None
-                else f"--key: {private_key} cannot sign ({why}); give a PEM of a P-256 key"
+                f"--key: {private_key} cannot sign ({first_line(error)}); give a PEM of a P-256 key"
             ) from None
         os.replace(written, folder / SIGNATURE)
     return folder / SIGNATURE

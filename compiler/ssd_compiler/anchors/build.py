@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ssd_artifacts.anchors import AnchorSet
-from ssd_compiler.anchors.selection import RULES, Features, Rows
+from ssd_compiler.anchors.selection import Features, Rows, central
 
 ALONE_QUANTILE = 0.05
 """A bundle of one domain has no other to compare with: this quantile of its own prompts' similarities counts."""
@@ -24,12 +24,10 @@ def build_anchors(
     held_back: Features,
     feature: str,
     k: int,
-    seed: int,
-    rule: str = "central",
     base: AnchorSet | None = None,
     out_of_domain: Rows | None = None,
 ) -> AnchorSet:
-    """Select k anchors per domain by a rule of `RULES` and set the out-of-domain threshold.
+    """Select the k most central prompts of each domain as its anchors, and set the out-of-domain threshold.
 
     Features are first centred on the mean of the domains' means, because a few large common dimensions would hide the
     differences.
@@ -44,7 +42,7 @@ def build_anchors(
     if base is not None:
         sums = sums + len(known) * base.center.astype(np.float64)
     center = (sums / len(domains)).astype(np.float32)
-    chosen = RULES[rule]({name: rows - center for name, rows in pool.items()}, k, seed)
+    chosen = {name: central(rows - center, k) for name, rows in pool.items()}
     picked = [pool[name][chosen[name]].astype(np.float32) for name in pool]
     rest = [_some(np.concatenate([np.delete(pool[n], chosen[n], axis=0), held_back[n]])) for n in pool]
     features, labels = _labelled(picked, len(known))

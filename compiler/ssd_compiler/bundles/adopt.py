@@ -1,6 +1,6 @@
 """Adopts a bundle for another form of its model: other files, another quantisation, a fine-tune.
 
-load → compare shapes (and tensors) → draft with each mask for a minute → keep, replace or refuse → a new bundle
+load → compare shapes → draft with each mask for a minute → keep, replace or refuse → a new bundle
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig, FrontierEntry
+from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
-from ssd_compiler.bundles.kinship import require_same_shapes
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import DRAFT_BLOCK
@@ -27,6 +27,7 @@ from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.loaded_model import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.family.families import max_context
+from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.search.replay import replay_mask
 
 NEW_TOKENS = 48
@@ -70,7 +71,7 @@ def adopt(
     model is the bundle's own, when sizes differ, or when no domain's mask fits.
     """
     fingerprint = loaded.fingerprint(full=True)
-    require_same_shapes(bundle, loaded, where)
+    _require_same_sizes(bundle, fingerprint, loaded.model.config.hidden_size, where)
     if bundle.model.serves(fingerprint):
         raise UserError(
             f"{where}: it serves {fingerprint.name} as it is; give it with --model, there is nothing to adopt"
@@ -107,6 +108,20 @@ def adopt(
     return adopted, found
 
 
+def _require_same_sizes(bundle: Bundle, model: ModelFingerprint, hidden: int, where: str) -> None:
+    """Raise UserError when the bundle's masks and anchors cannot belong to a model of these sizes."""
+    pairs = (
+        ("architecture", bundle.model.architecture, model.architecture),
+        ("layers", bundle.model.num_layers, model.num_layers),
+        ("hidden size", bundle.anchors.center.size, hidden),
+    )
+    for part, expected, got in pairs:
+        if expected != got:
+            raise UserError(
+                f"{where}: made for {part} {expected}, {model.name} has {got}; compile a bundle for this model"
+            )
+
+
 def _prompts(name: str, given: Sequence[Prompt]) -> list[list[tuple[str, str]]]:
     """Conversations to measure a domain on: the user's, else the domain's starter prompts, else those of all."""
     if given:
@@ -129,13 +144,14 @@ def _continued(
 ) -> list[Sample]:
     """The model's own continuations of as many prompts as fit two thirds of the time, at least one."""
     room = max_context(loaded.model.config) - NEW_TOKENS
+    sampling = SamplingParams(repetition_penalty=loaded.repetition_penalty)
     began = perf_counter()
     found = []
     for messages in conversations:
         ids = loaded.encode(messages)
         if len(ids) > room:
             continue
-        found += continue_prompts(decoder, [ids], NEW_TOKENS, loaded.eos_ids, lambda: None)
+        found += continue_prompts(decoder, [ids], NEW_TOKENS, loaded.eos_ids, lambda: None, sampling)
         if perf_counter() - began > seconds * 2 / 3:
             break
     if not found:

@@ -168,14 +168,9 @@ def push(
 @app.command("sign")
 def sign_(
     bundle: Annotated[Path, typer.Argument(help="A bundle's folder.")],
-    key: Annotated[Path | None, typer.Option("--key", help="A private key: PEM, P-256.")] = None,
-    keyless: Annotated[
-        bool, typer.Option("--keyless", help="Sign by Sigstore with an identity that you prove online.")
-    ] = False,
+    key: Annotated[Path, typer.Option("--key", help="A private key: PEM, P-256.")],
 ) -> None:
-    """Sign a bundle with a key, or by Sigstore."""
-    if (key is None) != keyless:
-        raise UserError("sign: give either --key PRIVATE.pem or --keyless")
+    """Sign a bundle with a key."""
     if not bundle.is_dir():
         raise UserError(f"{bundle}: not a bundle's folder; sign it before it is packed, or use pack --key")
     print(sign(bundle, key))
@@ -188,7 +183,6 @@ def adopt_(
         str, typer.Option(help="The model to adopt the bundle for: other files of its model, or a fine-tune.")
     ],
     out: Annotated[Path, typer.Option(help="Where the new bundle goes.")],
-    original: Annotated[str | None, typer.Option(help="The bundle's own model, to compare all tensors with.")] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts to measure on; the domains' starter prompts by default.")
     ] = None,
@@ -206,23 +200,18 @@ def adopt_(
 
     # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_compiler.bundles.adopt import adopt
-    from ssd_compiler.bundles.kinship import distance, require_same_shapes
     from ssd_compiler.progress import Reporter
+    from ssd_runtime.loading.checks.parity import require_faithful
     from ssd_runtime.loading.models import load_model
     from ssd_runtime.profiling.kernel_choice import fitted_decoder
 
     loaded = load_model(model, device, dtype)
-    require_same_shapes(opened.bundle, loaded, bundle)
-    if original is not None:
-        first = load_model(original, device, dtype)
-        opened.bundle.model.require_same_model(first.fingerprint(), bundle)
-        far = distance(first.model, loaded.model, bundle)
-        print(f"{far.tensors} tensors: median difference {far.median:.4f} of their norm, {far.largest:.4f} at most")
-        del first
+    decoder = fitted_decoder(loaded.model, None)
+    require_faithful(decoder)
     adopted, masks = adopt(
         bundle=opened.bundle,
         loaded=loaded,
-        decoder=fitted_decoder(loaded.model, None),
+        decoder=decoder,
         where=bundle,
         seconds=seconds,
         prompts=given,

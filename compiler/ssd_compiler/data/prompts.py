@@ -153,7 +153,7 @@ def fitting_prompts(
 
 def _representative(features: list[PromptFeatures], settings: CompileSettings, count: int) -> list[int]:
     rows = np.asarray([each[settings.feature] for each in features], np.float32)
-    found: list[int] = representatives({"": rows}, count, settings.seed)[""].tolist()
+    found: list[int] = representatives(rows, count, settings.seed).tolist()
     # One prompt may be nearest to two centres, so the rest is filled up.
     others = (place for place in range(len(rows)) if place not in found)
     return [*found, *islice(others, count - len(found))]

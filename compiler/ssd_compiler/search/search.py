@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 
 import numpy as np
+from pydantic import BaseModel
 
 from ssd_artifacts.domain_config import MAX_PROGRESS, FrontierEntry, SearchCost
 from ssd_compiler.progress import Tick
@@ -59,8 +60,7 @@ class SearchBounds:
         return max(int(RESERVED * self.evaluations), min(RESERVED_EVALUATIONS, self.evaluations // 2))
 
 
-@dataclass(frozen=True, slots=True)
-class SearchResult:
+class SearchResult(BaseModel):
     """Outcome of a search."""
 
     frontier: list[FrontierEntry]

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ssd_artifacts.domain_config import MIXTURE, Choice, DomainConfig, FrontierEntry, SearchCost, Validation
+from ssd_artifacts.domain_config import MIXTURE, Choice, DomainConfig, Validation
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.data.prompts import DomainPrompts
 from ssd_compiler.load_validation import validate_under_load
 from ssd_compiler.progress import Reporter
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import CompileSettings
-from ssd_compiler.validate import validate
+from ssd_compiler.validate import choice_of, validate
 from ssd_compiler.workspace import Store
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
@@ -52,13 +52,7 @@ class SearchStage:
         if not finalists:
             return _config(MIXTURE, found, None, None, pays=False)
         entry, option = finalists[0]
-        choice = Choice(
-            entry=entry,
-            draft_length=option.draft_length,
-            threshold=option.threshold,
-            predicted_speedup=round(option.speedup, 4),
-        )
-        return _config(MIXTURE, found, choice, None, pays=False)
+        return _config(MIXTURE, found, choice_of(entry, option), None, pays=False)
 
     def search(self, name: str, samples: Sequence[Sample]) -> SearchResult:
         """Search the masks of a domain, or of the mixture."""
@@ -89,29 +83,9 @@ class SearchStage:
                 reference = reference_states(self.decoder, samples)
                 prompts = [sample.prompt for sample in samples]
                 found = search(self.decoder, reference, self.latency, context, bounds, tick, announce, prompts)
-            return {
-                "frontier": [entry.model_dump(mode="json") for entry in found.frontier],
-                "finalists": found.finalists,
-                "context": found.context,
-                "oracle_speedup": found.oracle_speedup,
-                "worthwhile": found.worthwhile,
-                "cost": found.cost.model_dump(mode="json"),
-            }
+            return found.model_dump(mode="json")
 
-        kept = self.work.stage(f"search-{name}-{self._measured}", run)
-        return SearchResult(
-            frontier=[FrontierEntry.model_validate(entry) for entry in kept["frontier"]],
-            finalists=kept["finalists"],
-            context=kept["context"],
-            oracle_speedup=kept["oracle_speedup"],
-            worthwhile=kept["worthwhile"],
-            cost=SearchCost.model_validate(kept["cost"]),
-        )
-
-    @property
-    def _measured(self) -> str:
-        """Name of the latencies that results rest on; those of a coarse table are not taken up with a sound one."""
-        return self.latency.device.slug() + ("-coarse" if broken_law(self.latency) else "")
+        return SearchResult.model_validate(self.work.stage(f"search-{name}-{measured_on(self.latency)}", run))
 
     def _confirm(self, name: str, found: SearchResult, prompts: DomainPrompts) -> Any:
         finalists = [(index, option.entry) for index, option in self._finalists(found)]
@@ -149,7 +123,7 @@ class SearchStage:
                 "validation": confirmed.validation.model_dump(mode="json"),
             }
 
-        return self.work.stage(f"validation-{name}-{self._measured}", run) if finalists else None
+        return self.work.stage(f"validation-{name}-{measured_on(self.latency)}", run) if finalists else None
 
     def _finalists(self, found: SearchResult) -> list[tuple[int, Option]]:
         """Frontier index and best option of each finalist."""
@@ -162,6 +136,11 @@ class SearchStage:
             assert option is not None, "there is an entry"
             chosen.append((index, option))
         return chosen
+
+
+def measured_on(latency: LatencyTable) -> str:
+    """Name of the latencies that results rest on; those of a coarse table are not taken up with a sound one."""
+    return latency.device.slug() + ("-coarse" if broken_law(latency) else "")
 
 
 def mixture_of(domains: Sequence[Sequence[Sample]]) -> list[Sample]:

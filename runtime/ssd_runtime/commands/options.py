@@ -17,7 +17,7 @@ from ssd_runtime.loading.source import ModelSource, read_source
 from ssd_runtime.planning.registry import FIXED, NAMES, check_strategy, read_settings
 from ssd_runtime.serving.record import Recorder, read_recorder
 from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
-from ssd_runtime.weights.dtype_names import AUTO, DTYPE_NAMES, read_dtype
+from ssd_runtime.weights.dtype_names import DTYPE_NAMES, read_dtype
 
 MODEL_PANEL = "Model"
 DRAFT_PANEL = "Drafting"
@@ -58,10 +58,9 @@ DeviceOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        help="fp32, bf16, fp16 (or float32, …); by default fp32 on a CPU, the checkpoint's type on CUDA. "
-        "auto: on a CPU times both once, and takes bf16 only if it decodes faster than fp32.",
+        help="fp32, bf16, fp16 (or float32, …); by default fp32 on a CPU, the checkpoint's type on CUDA.",
         rich_help_panel=MODEL_PANEL,
-        autocompletion=values(*DTYPE_NAMES.values(), *DTYPE_NAMES, AUTO),
+        autocompletion=values(*DTYPE_NAMES.values(), *DTYPE_NAMES),
     ),
 ]
 KvBitsOption = Annotated[

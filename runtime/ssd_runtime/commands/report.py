@@ -33,12 +33,14 @@ def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
     else:
         write("\n")
     if compare and not as_json:
-        print(
-            f"[{result['id']}] {result['tokens_per_second']:.1f} tokens/s, plain "
-            f"{result['plain_tokens_per_second']:.1f}: {result['speedup']:.2f}x, "
-            f"identical: {'yes' if result['identical'] else result['divergence'] or 'not compared'}",
-            file=sys.stderr,
-        )
+        speed = "no second token, so no speed"
+        if result["speedup"] is not None:
+            speed = (
+                f"{result['tokens_per_second']:.1f} tokens/s, plain {result['plain_tokens_per_second']:.1f}: "
+                f"{result['speedup']:.2f}x"
+            )
+        same = "yes" if result["identical"] else result["divergence"] or "not compared"
+        print(f"[{result['id']}] {speed}, identical: {same}", file=sys.stderr)
 
 
 def compared_table(outcomes: Sequence[Outcome], llama: LlamaCpp | None) -> None:

@@ -61,8 +61,10 @@ def serve(
     strategy.parameters(bundle.artifact is not None)
     allowed = limits.allowed(bundle.artifact is not None)
     source = bundle.source(model.model)
-    if server.reload and source.opened is None:
-        raise UserError("--reload: there is no bundle to load again; give one with --bundle, or omit it")
+    if server.reload and (source.opened is None or not Path(source.opened.where).is_dir()):
+        raise UserError(
+            "--reload: there is no folder to look at again; give a bundle's folder with --bundle, or omit it"
+        )
     cache_bytes = read_size(limits.kv_memory, "--kv-memory")
     template = server.template
     scale = _scale(cluster, model, server, record)

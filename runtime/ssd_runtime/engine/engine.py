@@ -189,12 +189,17 @@ class Engine:
 
     @property
     def max_sequences(self) -> int:
-        """Most requests that are decoded at once. Raises UserError if it is set after the first request was added."""
+        """Most requests that are decoded at once.
+
+        Raises UserError if it is set after the first request was added, or to more than one with `bitwise`.
+        """
         return self._max_sequences
 
     @max_sequences.setter
     def max_sequences(self, most: int) -> None:
         self._require_unused("max_sequences")
+        if self.decoder.bitwise and most > 1:
+            raise UserError("max_sequences: bitwise decodes one request at a time; omit one of the two")
         self._max_sequences = most
 
     @property

@@ -27,7 +27,7 @@ class Observation:
     """Seconds that `auto` prices a plain step at, by the verifications that it timed; None for other strategies."""
 
 
-class ObservedPlanner:
+class ObservedPlanner(Planner):
     """Wraps `planner` and passes every cycle to `on_cycle`, also of requests that are cancelled later."""
 
     def __init__(self, planner: Planner, on_cycle: Callable[[Observation], None]) -> None:

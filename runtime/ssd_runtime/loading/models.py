@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from ssd_artifacts.bundle import Bundle
@@ -20,12 +19,11 @@ from ssd_runtime.loading.checkpoints.folder import guarded_loading
 from ssd_runtime.loading.checkpoints.mtp import add_mtp
 from ssd_runtime.loading.checkpoints.pretrained import read_generation_config, read_tokenizer
 from ssd_runtime.loading.checkpoints.sixteen_bits import dtype_to_keep, keep_numbers
-from ssd_runtime.loading.dtype_choice import faster_dtype
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.loaded_model import PACKED, LoadedModel
 from ssd_runtime.loading.sources import NAMED, can_be_packed, find_model, find_packed, weight_files
 from ssd_runtime.loading.wheels import DEMO
-from ssd_runtime.weights.dtype_names import AUTO, read_dtype
+from ssd_runtime.weights.dtype_names import read_dtype
 
 WEIGHTS = ("dense", "packed")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,9 +38,9 @@ def load_model(
 ) -> LoadedModel:
     """Load `spec` onto `device`, by default CUDA where there is one.
 
-    `dtype` is fp32, bf16, fp16 (or transformers' names for these: float32, bfloat16, float16) or auto, which measures
-    whether fp32 or bf16 decodes faster. The default is the checkpoint's own, but on a CPU rows are fp32, and so are
-    weights that our own kernels cannot multiply by as they are (`dtype_to_keep`). `weights` is packed for a `.gguf`
+    `dtype` is fp32, bf16 or fp16 (or transformers' names for these: float32, bfloat16, float16). The default is the
+    checkpoint's own, but on a CPU rows are fp32, and so are weights that our own kernels cannot multiply by as they are
+    (`dtype_to_keep`). `weights` is packed for a `.gguf`
     file whose weights stay quantised, or dense; by default `weights_of` without a bundle. With `allow_special`, control
     tokens that prompts spell take effect. Raises UserError that says what to give instead.
     """
@@ -58,13 +56,9 @@ def load_model(
     target = _device(device)
     source = find_model(spec)
     config = read_checked_config(spec, source.folder)
-    notes: tuple[str, ...] = ()
     kept = None
-    if dtype in (None, AUTO) and target.type == "cpu":
+    if dtype is None and target.type == "cpu":
         kept = dtype_to_keep(read_tensors(spec, source.folder), config)
-    if dtype == AUTO:
-        dtype, notes = _faster(spec, config, target, kept)
-    kept = kept if dtype is None else None
     chosen: Any = DTYPES[dtype] if dtype else (kept or torch.float32) if target.type == "cpu" else "auto"
     stored = None if chosen == "auto" else chosen
     require_room(spec, weight_bytes(weight_files(source.folder), stored), target)
@@ -74,24 +68,10 @@ def load_model(
         placed = {} if target.type == "cpu" else {"device_map": {"": target}}
         model = load_checkpoint(spec, source.folder, config, dtype=chosen, **placed).to(target).eval()
         model = model if kept is None else keep_numbers(model)
-        notes += add_mtp(spec, source.folder, model)
+        notes = add_mtp(spec, source.folder, model)
     loaded = LoadedModel(model=model, tokenizer=tokenizer, source=source, notes=notes, allow_special=allow_special)
     loaded.require_settings(spec)
     return loaded
-
-
-def _faster(
-    spec: str, config: PreTrainedConfig, device: torch.device, kept: torch.dtype | None
-) -> tuple[str | None, tuple[str, ...]]:
-    """The dtype that `auto` stands for, and a note about it: measured on a CPU, the checkpoint's on other devices.
-
-    None for the default. With `kept`, that has weights in this dtype.
-    """
-    if device.type != "cpu":
-        return None, (f"--dtype auto: the checkpoint's own on {device}",)
-    with guarded_loading(spec):
-        found = faster_dtype(config, kept)
-    return found.name if found.name == "bf16" else None, (str(found),)
 
 
 def _load_packed(spec: str, device: str | None, dtype: str | None, allow_special: bool) -> LoadedModel:

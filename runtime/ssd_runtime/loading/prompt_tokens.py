@@ -34,6 +34,8 @@ class Rendered:
 
 PIECE = 1 << 14
 """Characters of the pieces in which the tokens of a long text are counted."""
+TRIES = 100
+"""Random marks that are tried for one that spells no control token itself."""
 
 
 class TooLongError(UserError):
@@ -75,7 +77,10 @@ class PromptTokens:
         self._spelled = re.compile("|".join(map(re.escape, parted)) or r"(?!)")
         self._beginnings = frozenset(text[:length] for text in parted for length in range(1, len(text)))
         self._longest = max(map(len, parted), default=0)
-        self._mark = f"{secrets.randbelow(10**24):024}"
+        marks = [f"{secrets.randbelow(10**24):024}" for _ in range(TRIES)]
+        self._mark = next((mark for mark in marks if not any(_meets(mark, text) for text in parted)), marks[0])
+        self._parts = not any(_meets(self._mark, text) for text in parted)
+        """Whether the mark parts control tokens; a tokenizer that is made for it can have them of digits alone."""
         self._copy: Tokenizer | None = None
 
     def chat(
@@ -174,7 +179,9 @@ class PromptTokens:
         if not isinstance(value, str):
             return value
         # What is left of a token may spell a shorter one.
-        while self._spelled.search(value):
+        while found := self._spelled.search(value):
+            if not self._parts:
+                raise _cannot(found[0])
             value = self._spelled.sub(lambda found: found[0][0] + self._mark + found[0][1:], value)
         if self._normalizer and self._spelled.search(self._normalizer.normalize_str(value)):
             return value + self._mark
@@ -206,6 +213,12 @@ class PromptTokens:
             # Tokens that are looked for in normalised text would be found in text without its marks.
             token["normalized"] = token["normalized"] and token["content"] not in self.control
         return Tokenizer.from_str(json.dumps(parts))
+
+
+def _meets(mark: str, control: str) -> bool:
+    """Whether a mark has a control token in it, or can make one together with what stands beside it."""
+    parts = ((control[:place], control[place:]) for place in range(1, len(control)))
+    return control in mark or any(mark.endswith(before) or mark.startswith(after) for before, after in parts)
 
 
 def _cannot(what: str) -> UserError:

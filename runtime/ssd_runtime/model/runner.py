@@ -59,7 +59,20 @@ class Forward:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class _OfRows:
+    """A request about the rows of a tensor."""
+
+    x: Tensor
+    is_full = False
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return self.x.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Head(_OfRows):
     """A request for the logits [rows, vocabulary] of states `x` [rows, hidden], `normed` or not.
 
     With `best` the answer is a pair: the most probable tokens [rows] and their probabilities [rows]. Searches have more
@@ -67,17 +80,10 @@ class Head:
     `drafting`, logits of rare tokens may be minus infinity (`DraftVocabulary`).
     """
 
-    x: Tensor
     normed: bool = False
     best: bool = False
     bits: int = FULL
     drafting: bool = False
-    is_full = False
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return self.x.shape[0]
 
     @property
     def key(self) -> Hashable:
@@ -86,16 +92,8 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class FinalNorm:
+class FinalNorm(_OfRows):
     """A request for the final norm of states `x` [rows, hidden]."""
-
-    x: Tensor
-    is_full = False
-
-    @property
-    def size(self) -> int:
-        """Number of rows."""
-        return self.x.shape[0]
 
     @property
     def key(self) -> Hashable:
@@ -104,16 +102,8 @@ class FinalNorm:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class Read(_OfRows):
     """A request for the numbers of `x` [n] as a list; all requests together make the host wait for a device once."""
-
-    x: Tensor
-    is_full = False
-
-    @property
-    def size(self) -> int:
-        """Length of `x`."""
-        return self.x.shape[0]
 
     @property
     def key(self) -> Hashable:

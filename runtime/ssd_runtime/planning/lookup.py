@@ -10,7 +10,7 @@ from torch import Tensor
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.planning.cost import CostModel
-from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.settings import LookupSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sequence.prefill import Prefill
@@ -67,7 +67,7 @@ def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: fl
     return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)
 
 
-class LookupPlanner(BasePlanner):
+class LookupPlanner(Planner):
     """Plans a tree of guesses each cycle, or a plain step if none is worth its verification."""
 
     def __init__(self, latency: LatencyTable, settings: LookupSettings, stats: LookupStats) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -109,72 +108,44 @@ class Cycle:
         return self.draft_seconds + self.verify_seconds
 
 
-class Planner(Protocol):
-    """Decides cycle by cycle; one object serves one request.
+class Planner:
+    """Decides cycle by cycle; one object serves one request. This base runs no searches and learns nothing.
 
     Every cycle calls `searching`, `plan` and `wants_states` in this order, and `observe` at its end.
     """
 
-    domain: str | None
+    domain: str | None = None
     """The domain that the prompt was routed to; None if it was not routed."""
-    successors: Successors | None
+    successors: Successors | None = None
     """The table to update with the target's candidates after every accepted row; None for no table."""
 
     @property
     def wants_states(self) -> bool:
         """Whether `observe` needs the hidden states of the next verification."""
-        ...
+        return False
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Prepare for the request; called once, after the prefill."""
-        ...
 
     def searching(self, context: int) -> Work[None]:
         """Run the searches that are due before the next plan, with `context` committed tokens.
 
         This is the one place where a planner asks for forwards.
         """
-        ...
+        yield from ()
 
     def plan(self, context: int) -> Plan:
         """The plan of the next cycle, with `context` committed tokens and the session's pending one after them."""
-        ...
+        raise NotImplementedError
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         """Learn from a cycle; `states` are 2L + 1 tensors [committed rows, hidden] if they were wanted."""
-        ...
 
     def finish(self) -> None:
         """Release the request's resources; called once, when it has ended, was cancelled or has failed."""
-        ...
 
 
-class BasePlanner:
-    """A planner that runs no searches, needs no states and learns nothing."""
-
-    domain: str | None = None
-    successors: Successors | None = None
-
-    @property
-    def wants_states(self) -> bool:
-        """Always false."""
-        return False
-
-    def start(self, session: Session, prompt: Prefill) -> None:
-        """Do nothing."""
-
-    def searching(self, context: int) -> Work[None]:
-        """Run nothing."""
-        yield from ()
-
-    def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
-        """Do nothing."""
-
-    def finish(self) -> None:
-        """Do nothing."""
-
-
-class PlainPlanner(BasePlanner):
+class PlainPlanner(Planner):
     """Plans a plain step in every cycle; fills `successors`, if given, with what the model ranks high."""
 
     def __init__(self, successors: Successors | None = None) -> None:
@@ -185,7 +156,7 @@ class PlainPlanner(BasePlanner):
         return PLAIN
 
 
-class ConstantPlanner(BasePlanner):
+class ConstantPlanner(Planner):
     """Plans the same in every cycle."""
 
     def __init__(self, plan: Plan) -> None:

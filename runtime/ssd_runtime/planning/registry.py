@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ssd_profiles.errors import UserError
@@ -108,8 +108,10 @@ def needs_latency(name: str) -> bool:
     return find_strategy(name).needs_latency
 
 
-def read_settings(strategy: str, assignments: list[str]) -> Any:
+def read_settings(strategy: str, assignments: list[str], base: Any = None) -> Any:
     """The strategy's parameters with `NAME=VALUE` assignments applied; None for strategies without any.
+
+    Those that are not assigned are the strategy's `base`, its defaults where that is None.
 
     A parameter's former name is accepted with a note on standard error. Raises UserError that names the parameters.
     """
@@ -130,6 +132,7 @@ def read_settings(strategy: str, assignments: list[str]) -> Any:
             )
         values[name] = text
     try:
-        return kind(**{name: read_value(known[name], text) for name, text in values.items()}) if kind else None
+        assigned = {name: read_value(known[name], text) for name, text in values.items()}
+        return kind and (kind(**assigned) if base is None else replace(base, **assigned))
     except UserError as error:
         raise UserError(f"--set {error}") from None

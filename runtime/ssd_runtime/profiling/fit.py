@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ssd_profiles.latency import Array, DeviceKey, LatencyTable, base_of
 from ssd_runtime.profiling.rising import rising
-from ssd_runtime.profiling.shared_steps import SharedStepTimes
+from ssd_runtime.profiling.shared_steps import NONE
 
 DRAFT_HEAD = "draft head 1"
 """Name of the figure of a draft's head on one row."""
@@ -72,8 +73,8 @@ class Samples:
         return [np.asarray([s[f"step {n}"] / s[f"plain {n}"] for s in self.sweeps]) for n in self.queries]
 
 
-def fitted(samples: Samples, shared: SharedStepTimes) -> LatencyTable:
-    """The table of medians.
+def fitted(samples: Samples, shared: Mapping[str, Any]) -> LatencyTable:
+    """The table of medians, with the fields `shared` about shared steps.
 
     Every sample counts in plain steps of its own moment, so that parts and whole steps are of one pace even if another
     process begins or ends on the way. A step's overhead is then not the difference of two moments.
@@ -134,7 +135,7 @@ def coarse(samples: Samples) -> LatencyTable:
         head=of_head * step / total,
         step=step,
         spread={},
-        shared=SharedStepTimes.none(),
+        shared=NONE,
     )
 
 
@@ -145,7 +146,7 @@ def _table(
     head: Array,
     step: Array,
     spread: dict[str, Array],
-    shared: SharedStepTimes,
+    shared: Mapping[str, Any],
 ) -> LatencyTable:
     """The table whose whole steps take `step`; its overhead is what the parts leave of them."""
     without = LatencyTable(
@@ -158,11 +159,8 @@ def _table(
         head=head,
         overhead=np.zeros_like(step),
         spread=spread,
-        wide_queries=shared.wide_queries,
-        growth=shared.growth,
-        sequences=shared.sequences,
-        joint=shared.joint,
         draft_head=samples.draft_head(),
+        **shared,
     )
     return replace(without, overhead=step - without.parts)
 

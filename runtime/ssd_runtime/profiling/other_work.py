@@ -70,8 +70,9 @@ def busy_note(others: float, threads: int, processors: int) -> str | None:
 
 def _system_seconds() -> float:
     """Seconds that all processors together have worked since the system's start."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+    times = psutil.cpu_times()._asdict()
+    # Linux counts the time of guests within that of users.
+    return float(sum(times[name] for name in times.keys() - {"idle", "iowait", "guest", "guest_nice"}))
 
 
 def _own_seconds() -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,31 +20,17 @@ WIDE_QUERIES = (48, 64, 96, 128, 192, 256)
 """Numbers of rows beyond those of one verification."""
 SEQUENCES = (2, 4, 8, 16, 32)
 ROUNDS = 3
+NONE = {name: np.empty(0) for name in ("wide_queries", "growth", "sequences", "joint")}
+"""The fields of a `LatencyTable` about shared steps, where none was measured."""
 CONTEXT = 16
 """Cached tokens of every sequence; they are few, so that many caches take little memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class SharedStepTimes:
-    """The fields of a `LatencyTable` about shared steps."""
-
-    wide_queries: Array
-    growth: Array
-    sequences: Array
-    joint: Array
-
-    @classmethod
-    def none(cls) -> SharedStepTimes:
-        """No such step was measured."""
-        nothing = np.empty(0)
-        return cls(wide_queries=nothing, growth=nothing, sequences=nothing, joint=nothing)
 
 
 @torch.inference_mode()
 def measure_shared_steps(
     decoder: Decoder, last_query: int, budget_seconds: float, cache_bytes: int, timer: Timer
-) -> SharedStepTimes:
-    """Measure medians of whole steps, each next to the step that it is compared with.
+) -> dict[str, Array]:
+    """Measure medians of whole steps, each next to the step that it is compared with; returns the fields of `NONE`.
 
     Points are measured in ascending order while they fit the budget (half of it for sequences), the model's context
     and `cache_bytes`.
@@ -66,12 +51,12 @@ def measure_shared_steps(
 
     sequences, extra = _measured(joint, many, budget_seconds / 2, timer)
     wide_queries, grown = _measured(growth, wide, budget_seconds - (timer.spent - began), timer)
-    return SharedStepTimes(
-        wide_queries=wide_queries,
-        growth=rising(np.maximum(grown, 1.0)),
-        sequences=sequences,
-        joint=rising(np.maximum(extra, 0.0)),
-    )
+    return {
+        "wide_queries": wide_queries,
+        "growth": rising(np.maximum(grown, 1.0)),
+        "sequences": sequences,
+        "joint": rising(np.maximum(extra, 0.0)),
+    }
 
 
 def _measured(

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
+from time import monotonic
+
+import regex
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import is_text
 
 REDACTED = "[redacted]"
 """The text in place of what the user's pattern matches."""
+REDACTING_SECONDS = 2.0
+"""Most seconds that the pattern may take for a request: some patterns take for ever on texts made for that."""
 
 
 class Recorder:
@@ -25,7 +29,7 @@ class Recorder:
     Several threads, and several processes, may append to one file.
     """
 
-    def __init__(self, path: Path, share: float = 1.0, redact: re.Pattern[str] | None = None) -> None:
+    def __init__(self, path: Path, share: float = 1.0, redact: regex.Pattern[str] | None = None) -> None:
         """Record a random `share` of all requests. Raises UserError if the file cannot be opened for appending."""
         self.path = path
         self.share = share
@@ -49,12 +53,14 @@ class Recorder:
     def add(self, messages: Sequence[tuple[str, str]], domain: str | None = None) -> bool:
         """Record a request's messages, pairs (role, content); returns whether they were.
 
-        Requests outside the share, without text at the end, or with half of a character are omitted. If the file cannot
-        be written any more, one line on standard error says so and recording ends: requests go on.
+        Requests outside the share, without text at the end, with half of a character, or on which the pattern takes too
+        long are omitted. If the file cannot be written any more, one line on standard error says so and recording ends:
+        requests go on.
         """
-        line = self._line(messages, domain)
+        if self._random.random() >= self.share or (line := self._line(messages, domain)) is None:
+            return False
         with self._lock:
-            if line is None or self._file is None or self._random.random() >= self.share:
+            if self._file is None:
                 return False
             try:
                 # One write per line: lines of several processes do not mix.
@@ -78,15 +84,22 @@ class Recorder:
 
     def _line(self, messages: Sequence[tuple[str, str]], domain: str | None) -> bytes | None:
         """The line of a request; None if a prompt file cannot hold it."""
-        kept = [{"role": role, "content": self._redacted(content)} for role, content in messages]
+        ends = monotonic() + REDACTING_SECONDS
+        try:
+            kept = [{"role": role, "content": self._redacted(content, ends)} for role, content in messages]
+        except TimeoutError:
+            return None
         if not kept or not kept[-1]["content"].strip():
             return None
         record = {"id": os.urandom(8).hex(), "messages": kept, **({"domain": domain} if domain is not None else {})}
         text = json.dumps(record, ensure_ascii=False) + "\n"
         return text.encode() if is_text(text) else None
 
-    def _redacted(self, text: str) -> str:
-        return text if self.redact is None else self.redact.sub(REDACTED, text)
+    def _redacted(self, text: str, ends: float) -> str:
+        if self.redact is None:
+            return text
+        # Other threads run meanwhile, which they do not while Python's own module matches.
+        return self.redact.sub(REDACTED, text, concurrent=True, timeout=max(0.0, ends - monotonic()))
 
 
 def read_recorder(path: Path | None, share: float | None, pattern: str | None) -> Recorder | None:
@@ -101,8 +114,8 @@ def read_recorder(path: Path | None, share: float | None, pattern: str | None) -
                 raise UserError(f"{name}: nothing is recorded; give --record FILE too, or omit it")
         return None
     try:
-        redact = re.compile(pattern) if pattern is not None else None
-    except re.error as error:
+        redact = regex.compile(pattern) if pattern is not None else None
+    except regex.error as error:
         raise UserError(f"--record-redact: {pattern!r} is no regular expression ({error}); correct it") from None
     recorder = Recorder(path, 1.0 if share is None else share, redact)
     print(f"note: {recorder.notice}", file=sys.stderr)

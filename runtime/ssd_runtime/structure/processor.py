@@ -25,18 +25,29 @@ class StructureProcessor(LogitsProcessor):
         self.grammar = Grammars(tokenizer, model.config.get_text_config().vocab_size, ends).compiled(structure)
         self._matchers: list[Matcher] = []
         self._prompt = 0
-        self._read = 0
+        self._read: Tensor | None = None
+        """Ids of the last call."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Mask `scores` [rows, vocabulary] after the ids [rows, n]; the first call of an answer has its prompt."""
-        rows, width = input_ids.shape
-        if len(self._matchers) != rows or width <= self._read:
-            self._matchers = [self.grammar.matcher() for _ in range(rows)]
-            self._prompt = width
-        self._read = width
+        if not self._goes_on(input_ids):
+            self._matchers = [self.grammar.matcher() for _ in input_ids]
+            self._prompt = input_ids.shape[1]
+        self._read = input_ids.clone()
         answers = input_ids[:, self._prompt :].tolist()
-        # Beam search reorders rows, so that no token of an answer is known.
+        # Rows move and tokens are taken back, so that no token of an answer is known.
         masked = [
             each.masked(row, (), answer) for each, row, answer in zip(self._matchers, scores, answers, strict=True)
         ]
         return torch.stack(masked)
+
+    def _goes_on(self, ids: Tensor) -> bool:
+        """Whether each row of `ids` is one of the last call's, up to some token after the prompt, and one token more.
+
+        Beam search reorders rows, and assisted decoding takes back the tokens that the model has rejected.
+        """
+        rows, width = ids.shape
+        if self._read is None or len(self._read) != rows or not self._prompt < width <= self._read.shape[1] + 1:
+            return False
+        same = ids[:, None, :-1] == self._read[:, : width - 1]
+        return bool(same.all(-1).any(1).all())

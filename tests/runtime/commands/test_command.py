@@ -132,7 +132,7 @@ def test_every_command_is_imported_without_torch() -> None:
 
 @pytest.mark.parametrize(
     ("given", "name"),
-    [(None, None), ("auto", "auto"), ("fp32", "fp32"), ("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")],
+    [(None, None), ("fp32", "fp32"), ("float32", "fp32"), ("bfloat16", "bf16"), ("float16", "fp16")],
 )
 def test_dtypes_have_the_names_of_transformers_too(given: str | None, name: str | None) -> None:
     assert read_dtype(given) == name

@@ -22,7 +22,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
 from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
@@ -36,7 +36,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
 UNSURE = ((0.6, 2),)
 
 
-class Mixed(BasePlanner):
+class Mixed(Planner):
     """A new plan each cycle: the layer's drafts, others that move keys, or nothing for a while."""
 
     def __init__(self, drafter: Noting, seed: int = 0) -> None:
@@ -69,9 +69,7 @@ def test_drafts_are_those_of_the_layer_itself(variant: str) -> None:
         assert tokens == expected(model, known, len(tokens))
 
 
-def run(
-    scheduler: Scheduler, asked: Sequence[tuple[list[int], BasePlanner]], new: int = 30
-) -> Iterator[Job[Generation]]:
+def run(scheduler: Scheduler, asked: Sequence[tuple[list[int], Planner]], new: int = 30) -> Iterator[Job[Generation]]:
     """Add requests, then yield them after each step until all are done."""
     jobs = list[Job[Generation]]()
     for ids, planner in asked:

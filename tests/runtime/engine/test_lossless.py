@@ -23,7 +23,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, ModelRequest, ModelRunner, Work
-from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, PlainPlanner, Plan
+from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan, Planner
 from ssd_runtime.sequence.session import Session
 from tests.models import IN_BOTH, VARIANTS, VOCABULARY, tiny_model
 
@@ -94,7 +94,7 @@ def test_first_last_all_and_no_sublayers(skipped: set[int]) -> None:
         assert [cycle.accepted for cycle in got.cycles] == [5, 5, 5, 5, 4]
 
 
-class Scripted(BasePlanner):
+class Scripted(Planner):
     """A new random plan each cycle, plain steps among them."""
 
     def __init__(self, seed: int) -> None:

@@ -21,7 +21,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.output.text_stream import TextStream, cut_at_stop, stop_condition
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.auto.budget import Budget
-from ssd_runtime.planning.plan import PLAIN, BasePlanner, Cycle, PlainPlanner, Plan
+from ssd_runtime.planning.plan import PLAIN, Cycle, PlainPlanner, Plan, Planner
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
@@ -85,7 +85,7 @@ def cycle(tokens: int) -> Cycle:
 
 
 @dataclass
-class Spending(BasePlanner):
+class Spending(Planner):
     """Routes to a domain, changes its table with every plan, and pays three plain steps per cycle."""
 
     budget: Budget = field(default_factory=Budget)

@@ -103,6 +103,7 @@ HOSTILE = {
     "2^60 pairs": (head(pairs=HUGE), "cut short"),
     "array of 2^60": (head(text("a"), struct.pack("<IIQ", 9, 4, HUGE), pairs=1), "cut short"),
     "array of 2^60 texts": (head(text("a"), struct.pack("<IIQ", 9, 8, HUGE), pairs=1), "cut short"),
+    "array of 2^23": (head(text("a"), struct.pack("<IIQ", 9, 0, 1 << 23) + bytes(1 << 23), pairs=1), "4194304 items"),
     "arrays of arrays": (head(text("a"), struct.pack("<IIQ", 9, 9, 1) + bytes(16), pairs=1), "arrays of arrays"),
     "text of 2^60": (head(text("a"), struct.pack("<IQ", 8, HUGE), pairs=1), "cut short"),
     "unknown value": (head(text("a"), struct.pack("<I", 99) + bytes(16), pairs=1), "unknown type 99"),

@@ -40,6 +40,9 @@ from tests.models import VARIANTS, tiny_model
         ("gemma4-experts", {"metadata": {"gemma4.expert_gating_func": 2}}, "expert_gating_func is 2"),
         ("gemma4-experts", {"omit": ["blk.1.ffn_gate_up_exps.weight"]}, r"lacks the tensor blk\.1\.ffn_gate_exps"),
         ("falcon-h1", {"extra": {"blk.0.attn_q.bias": np.ones(64)}}, r"blk\.0\.attn_q\.bias .* no part"),
+        ("falcon-h1", {"metadata": {"falcon-h1.ssm.inner_size": 2**31}}, "inner_size is 2147483648 beside"),
+        ("falcon-h1", {"metadata": {"falcon-h1.ssm.state_size": 2**31}}, "groups of 2147483648"),
+        ("qwen3.5", {"metadata": {"qwen35.nextn_predict_layers": 10**9}}, "its metadata is not a model's"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
         (
             "granite-hybrid",
@@ -76,7 +79,11 @@ def test_hybrids_that_are_not_known_here_are_refused(
             {"metadata": {"qwen2.feed_forward_length": 128}},
             r"blk\.0\.ffn_gate\.weight is \[96, 64\], expected \[128, 64\]",
         ),
-        ({"metadata": {"qwen2.block_count": 10**8}}, "no tensors of block 99999999"),
+        ({"metadata": {"qwen2.block_count": 10**8}}, "no tensors of block 4, and says that there are 100000000"),
+        (
+            {"metadata": {"qwen2.block_count": 10**6}, "extra": {"blk.999999.attn_norm.weight": np.ones(64)}},
+            "no tensors of block 4,",
+        ),
         ({"metadata": {"qwen2.block_count": 3}}, r"tensor blk\.3\..* no part"),
         ({"metadata": {"qwen2.attention.value_length": 10**6}}, "value_length is 1000000"),
         ({"metadata": {"qwen2.attention.head_count": 0}}, "head_count is 0, expected at least 1"),

@@ -121,6 +121,13 @@ def with_tokens(metadata: dict[str, Any], tokens: dict[str, int], **roles: str) 
         ({"<|eot_id|>": 1}, {}, {"<|im_end|>", "<|eot_id|>"}),
         ({"</s>": 1}, {}, {"<|im_end|>"}),
         ({"</s>": 3, "<|file_sep|>": 3}, {}, {"<|im_end|>", "</s>", "<|file_sep|>"}),
+        ({"<|end|>": 3}, {}, {"<|im_end|>", "<|end|>"}),
+        ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {}, {"<|im_end|>", "<|return|>", "<|call|>"}),
+        (
+            {"<|end|>": 3, "<|flush|>": 3, "<|calls|>": 3},
+            {"eot": "<|end|>"},
+            {"<|im_end|>", "<|flush|>", "<|calls|>"},
+        ),
     ],
 )
 def test_an_answer_ends_at_every_token_that_says_so(

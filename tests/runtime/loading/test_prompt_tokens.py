@@ -140,6 +140,16 @@ def test_an_end_of_answers_is_a_control_token_however_it_is_flagged() -> None:
     assert end not in PromptTokens(tokenizer, {end}).text("a <think>")
 
 
+@pytest.mark.parametrize("control", [[f"{number:02}" for number in range(100)], [f"b{number}" for number in range(10)]])
+def test_control_tokens_that_no_mark_can_part_are_told_of(control: list[str]) -> None:
+    tokenizer = KINDS["byte_level"]()
+    tokenizer.add_special_tokens({"additional_special_tokens": control})
+    prompts = PromptTokens(tokenizer)
+    assert prompts.text("the") == list(tokenizer("the")["input_ids"])
+    with pytest.raises(UserError, match=rf"^prompt: it spells {control[7]}"):
+        prompts.text(f"a {control[7]} c")
+
+
 def test_a_tokenizer_that_cannot_is_told_of() -> None:
     """A vocabulary may have a control token as a word, which the text then is."""
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -21,7 +21,7 @@ from ssd_runtime.model.sublayers.attention import attend, capped
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.kernel_choice import ROWS, fitted_decoder, measured
 from ssd_runtime.profiling.latency import device_key, measure_latency
-from ssd_runtime.profiling.shared_steps import CONTEXT, SharedStepTimes, measure_shared_steps
+from ssd_runtime.profiling.shared_steps import CONTEXT, NONE, measure_shared_steps
 from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.linear import Linear, PackedMemory
@@ -153,13 +153,21 @@ def test_shared_steps_are_measured_as_far_as_model_memory_and_time_allow() -> No
     decoder = Decoder(tiny_model("llama"))
     slots = 5 * (CONTEXT + 1 + SPARE_SLOTS) * decoder.new_cache().bytes_per_slot
     found = measure_shared_steps(decoder, 32, 10.0, slots, Timer(decoder.device))
-    assert found.wide_queries.tolist() == [48.0, 64.0, 96.0], "a context of 128 holds no more beside 16 cached tokens"
-    assert found.sequences.tolist() == [2.0, 4.0], "memory holds the caches of five"
-    for values, least in ((found.growth, 1.0), (found.joint, 0.0)):
+    assert found["wide_queries"].tolist() == [48.0, 64.0, 96.0], (
+        "a context of 128 holds no more beside 16 cached tokens"
+    )
+    assert found["sequences"].tolist() == [2.0, 4.0], "memory holds the caches of five"
+    for values, least in ((found["growth"], 1.0), (found["joint"], 0.0)):
         assert values[0] >= least
         assert np.all(np.diff(values) >= 0.0)
     nothing = measure_shared_steps(decoder, 32, 0.0, slots, Timer(decoder.device))
-    assert nothing.wide_queries.size == nothing.growth.size == nothing.sequences.size == nothing.joint.size == 0
+    assert (
+        nothing["wide_queries"].size
+        == nothing["growth"].size
+        == nothing["sequences"].size
+        == nothing["joint"].size
+        == 0
+    )
 
 
 @pytest.mark.usefixtures("any_machine")
@@ -168,7 +176,7 @@ def test_a_device_is_measured_in_bounded_time(pace: float, budgets: float, monke
     """A machine that takes `pace` seconds for any pass; the slowest one has time for a single sample of each figure."""
     clock = StandInClock(pace)
     monkeypatch.setattr("ssd_runtime.profiling.timer.seconds", clock.seconds)
-    monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: SharedStepTimes.none())
+    monkeypatch.setattr("ssd_runtime.profiling.latency.measure_shared_steps", lambda *_, **__: NONE)
     table = measure_latency(Decoder(tiny_model("llama")), 20.0)
     table.check()
     assert clock.now() <= budgets * 20.0

@@ -25,7 +25,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.mixers import recurrence
 from ssd_runtime.model.mixers.recurrence import CHUNK, FEW, Rows, recur, recur_apart
 from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import BasePlanner, PlainPlanner, Plan
+from ssd_runtime.planning.plan import PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sequence.session import Session
 from tests.card import stand_in
@@ -160,7 +160,7 @@ def state_of(rows: torch.Tensor) -> torch.Tensor:
     return MIXER.scan(MIXER.empty(), rows)[1][0] if len(rows) else MIXER.empty()[0]
 
 
-class Anything(BasePlanner):
+class Anything(Planner):
     """A new plan each cycle: nothing, a chain, a tree or an early exit."""
 
     def __init__(self, decoder: Decoder, seed: int) -> None:

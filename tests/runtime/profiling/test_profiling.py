@@ -17,22 +17,17 @@ import pytest
 import torch
 from torch import nn
 
-from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.devices.device import device_identity, device_name
 from ssd_runtime.engine.latency_tables import LatencyTables
-from ssd_runtime.loading.dtype_choice import ROUNDS, ROWS, choice, faster_dtype, measured
-from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.latency import BusyMachineError, device_key, latency_path, measure_latency
 from ssd_runtime.profiling.light import with_light
 from ssd_runtime.profiling.other_work import OtherWork, busy_note
 from ssd_runtime.weights.kernels.onednn import can_serve
 from ssd_runtime.weights.linear import Linear, PackedMemory
-from ssd_runtime.weights.native.library import library
 from tests.clocks import StandInMachine
-from tests.folders import save_tiny_model
 from tests.models import tiny_model
 from tests.tables import latency_table
 
@@ -198,47 +193,6 @@ def test_others_work_is_seen_and_ones_own_is_not() -> None:
         other.wait()
     assert busy > 0.25
     assert quiet < (os.cpu_count() or 1) - 0.4
-
-
-def taken(bf16: tuple[float, float]) -> dict[tuple[str, int], list[float]]:
-    fp32 = (0.020, 0.030)
-    return {
-        (name, n): [second] * ROUNDS
-        for name, times in (("fp32", fp32), ("bf16", bf16))
-        for n, second in zip(ROWS, times, strict=True)
-    }
-
-
-def test_a_choice_is_measured_once_if_the_machine_was_steady(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path))
-    calls = list[object]()
-
-    def steady(config: object, kept: object) -> dict[tuple[str, int], list[float]]:
-        calls.append(config)
-        return taken((0.01, 0.02))
-
-    monkeypatch.setattr("ssd_runtime.loading.dtype_choice.measured", steady)
-    config = tiny_model("llama").config
-    assert faster_dtype(config) == faster_dtype(config)
-    assert len(calls) == 1
-
-
-@pytest.mark.parametrize("kept", [None, torch.bfloat16])
-def test_steps_of_a_models_sizes_are_timed_in_both_dtypes(kept: torch.dtype | None) -> None:
-    if kept is not None and library() is None:
-        pytest.skip("needs AVX2 and a C compiler")
-    times = measured(tiny_model("qwen3-sliding").config, kept)
-    assert set(times) == {(name, n) for name in ("fp32", "bf16") for n in ROWS}
-    assert all(len(rounds) == ROUNDS and min(rounds) > 0 for rounds in times.values())
-
-
-def test_auto_loads_the_chosen_dtype_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("ssd_runtime.loading.models.faster_dtype", lambda *_: choice(taken((0.01, 0.02))))
-    loaded = load_model(str(save_tiny_model(tmp_path / "model")), "cpu", "auto")
-    assert loaded.model.dtype == torch.bfloat16
-    assert [note.startswith("--dtype auto: bf16") for note in loaded.notes] == [True]
-    with pytest.raises(UserError, match=r"fp32 \(float32\), bf16 \(bfloat16\), fp16 \(float16\), auto"):
-        load_model(str(tmp_path / "model"), "cpu", "int3")
 
 
 @pytest.mark.skipif(not can_serve(torch.zeros(1, 1, dtype=torch.bfloat16)), reason="no bf16 instructions")

@@ -162,6 +162,22 @@ def test_an_element_of_a_string_is_text_whatever_it_spells() -> None:
     assert read(form, text, [], [("f", schema)]) == ("", [("f", {"text": "[42]", "number": 42, "other": "{x"})])
 
 
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
+def test_any_schema_is_followed_or_refused(name: str) -> None:
+    """Also those that are no objects, which JSON Schema has, and those that are none at all."""
+    form, _ = form_and_control(name)
+    assert form is not None
+    assert isinstance(form.call, ElementCall)
+    element = form.call.before_key + "x" + form.call.after_key + "42" + form.call.after_value
+    text = form.opening + "f" + form.call.after_name + element + form.closing
+    for schema in ({"properties": {"x": True}, "required": 5}, {"properties": ["x"]}, {"properties": {"x": []}}):
+        assert read(form, text, [], [("f", schema)]) == ("", [("f", {"x": 42})])
+        form.structure([("f", schema)], parallel=True)
+    for wrong in ({"enum": 5}, {"const": 5}, {"enum": [1, "a"]}):
+        assert read(form, text, [], [("f", {"properties": {"x": wrong}})]) == ("", [("f", {"x": 42})])
+        form.structure([("f", {"properties": {"x": wrong}})], parallel=True)
+
+
 def test_texts_name_the_form_of_templates_that_write_no_call() -> None:
     assert named_form("<tools></tools> … <tool_call>") == TAGGED
     assert named_form("… respond only with <|tool_call|> …") == LISTED

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
+from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.pending import Block, End
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import Inbox, assert_ended_once, request_for, running, tiny_engine
@@ -139,7 +140,7 @@ def test_more_orders_than_places_are_refused_together(engine: Engine) -> None:
 
 def test_closing_lets_open_orders_end(engine: Engine) -> None:
     inbox = Inbox()
-    thread = EngineThread(engine, 16)
+    thread = EngineThread(engine, 16, Metrics("tiny"))
     thread.start()
     thread.submit([request_for(engine, text, 20) for text in TEXTS * 3], inbox.listen)
     thread.close(60.0)
@@ -152,7 +153,7 @@ def test_closing_lets_open_orders_end(engine: Engine) -> None:
 
 def test_closing_without_grace_tells_every_request(engine: Engine) -> None:
     inbox = Inbox()
-    thread = EngineThread(engine, 16)
+    thread = EngineThread(engine, 16, Metrics("tiny"))
     thread.start()
     thread.submit([request_for(engine, text, 400) for text in TEXTS * 3], inbox.listen)
     thread.close(0.0)
@@ -190,7 +191,7 @@ def test_orders_that_are_ended_before_their_turn_never_begin(engine: Engine) -> 
 def test_a_thread_that_dies_tells_every_request(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even an error that is none of the engine's leaves nobody waiting."""
     inbox = Inbox()
-    thread = EngineThread(engine, 16)
+    thread = EngineThread(engine, 16, Metrics("tiny"))
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(thread, "_step", lambda: (_ for _ in ()).throw(SystemError("planted")))
     thread.start()

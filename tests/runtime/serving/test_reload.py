@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import regex
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.sharing.opening import open_bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.engine.engine import Engine
@@ -59,7 +61,7 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
+    watch = BundleWatch(open_bundle(tmp_path / "bundle"), None, thread, Metrics("tiny"))
     strategies = ["auto", "knn", "fixed:one", "lookup"]
     expected = [lone(engine, request_for(engine, text, 60)) for text in TEXTS]
     engine.use_bundle(Bundle.load(tmp_path / "bundle"))
@@ -99,7 +101,7 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
     engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(tmp_path / "bundle", None, thread, Metrics("tiny"))
+    watch = BundleWatch(open_bundle(tmp_path / "bundle"), None, thread, Metrics("tiny"))
     assert asyncio.run(watch.reload())
     replace(bundle(), model=fingerprint(), created="today").save(tmp_path / "bundle")
 
@@ -115,6 +117,25 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
     inbox = Inbox()
     thread.submit([request_for(engine, TEXTS[0], 4, "knn")], inbox.listen)
     assert inbox.wait(1)[0].outcome is not None
+
+
+def test_a_bundle_that_changed_while_the_model_was_loaded_is_taken_up(
+    engine: Engine, thread: EngineThread, tmp_path: Path
+) -> None:
+    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
+    opened = open_bundle(tmp_path / "bundle")
+    bundle_of(engine, "today").save(tmp_path / "bundle")
+    watch = BundleWatch(opened, None, thread, Metrics("tiny"))
+
+    async def wait() -> None:
+        polling = asyncio.create_task(watch.poll(0.01))
+        while engine.bundle is None:
+            await asyncio.sleep(0.01)
+        polling.cancel()
+
+    asyncio.run(wait())
+    assert engine.bundle is not None
+    assert engine.bundle.created == "today"
 
 
 ASKED = [("system", "Be brief."), ("user", "Write to ada@example.org, or\nring 0049 30 1234.")]
@@ -156,10 +177,18 @@ def test_a_line_that_was_cut_off_spoils_no_later_one(tmp_path: Path) -> None:
 
 def test_what_the_pattern_matches_is_not_stored(tmp_path: Path) -> None:
     path = tmp_path / "mine.jsonl"
-    Recorder(path, redact=re.compile(r"\S+@\S+\b|\d[\d ]+\d")).add(ASKED)
+    Recorder(path, redact=regex.compile(r"\S+@\S+\b|\d[\d ]+\d")).add(ASKED)
     [prompt] = read_prompts(path)
     assert prompt.messages[1][1] == "Write to [redacted], or\nring [redacted]."
     assert "ada" not in path.read_text().replace(prompt.id, "")
+
+
+def test_a_pattern_that_takes_too_long_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.serving.record.REDACTING_SECONDS", 0.1)
+    recorder = Recorder(tmp_path / "mine.jsonl", redact=regex.compile(r"(a|aa)+$"))
+    assert not recorder.add([("user", "a" * 60 + "b")])
+    assert recorder.add(ASKED)
+    assert recorder.recorded == len(read_prompts(tmp_path / "mine.jsonl")) == 1
 
 
 def test_threads_and_recorders_of_one_file_mix_no_lines(tmp_path: Path) -> None:

@@ -188,6 +188,24 @@ def test_when_all_die_the_stream_ends_with_an_error(services: list[Service]) -> 
     assert whole.status_code == 200 or whole.json()["error"]["code"] == "broken"
 
 
+def test_responses_are_streamed_and_end_with_their_own_error(services: list[Service]) -> None:
+    body = {"input": QUESTION, "stream": True, "temperature": 0.0, "max_output_tokens": 24}
+    ends = []
+    for lives in ([], [0], [4]):
+        replicas = Mortals(services, lives)
+        with TestClient(Router(replicas, 1 << 20).app()) as client:
+            events = [event for event in client.post("/v1/responses", json=body).text.split("\n\n") if event]
+        assert events[0].startswith("event: response.created\n")
+        assert replicas.bodies > 3, "events come one by one"
+        ends.append(events[-1].splitlines())
+    (one, whole), (other, again), (broken, error) = ends
+    assert one == other == "event: response.incomplete"
+    texts = [json.loads(data.removeprefix("data: "))["response"]["output"][0]["content"] for data in (whole, again)]
+    assert texts[0] == texts[1]
+    assert broken == "event: error"
+    assert json.loads(error.removeprefix("data: "))["code"] == "broken"
+
+
 def test_bad_requests_and_full_servers_are_answered_as_one_server_does(services: list[Service]) -> None:
     class Full(Mortals):
         async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:

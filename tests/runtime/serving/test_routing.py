@@ -35,6 +35,10 @@ def test_all_turns_of_a_conversation_have_one_key_and_no_other_has_it() -> None:
     key = read_call(call({"messages": first})).call.conversation
     assert key
     assert read_call(call({"messages": later, "temperature": 1.0})).call.conversation == key
+    asked = {"instructions": "Be brief.", "input": "Why?"}
+    key_of_response = read_call(call(asked, "/v1/responses")).call.conversation
+    grown = {**asked, "input": [user("Why?"), {"role": "assistant", "content": "So."}, user("And?")]}
+    assert read_call(call(grown, "/v1/responses")).call.conversation == key_of_response != key
     others = [
         call({"messages": [user("Why?")]}),
         call({"messages": [system, user("Who?")]}),

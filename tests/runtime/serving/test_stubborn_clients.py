@@ -71,6 +71,18 @@ def test_a_head_has_to_come_in_time(address: tuple[str, int], monkeypatch: pytes
         assert time.monotonic() - began < 10
 
 
+def test_a_body_that_dawdles_after_its_answer_ends_the_connection(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it, and it keeps no connection open."""
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.HEAD_SECONDS", 1.0)
+    with socket.create_connection(address, timeout=20) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n")
+        assert b"200" in client.recv(1000)
+        client.sendall(b"x")
+        assert ended(client)
+
+
 def test_a_head_that_dawdles_has_no_more_time(address: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte of it begins no new time."""
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.HEAD_SECONDS", 1.0)

@@ -24,6 +24,7 @@ from ssd_runtime.weights.kernels.kernel import computes
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.linear import side_by_side
 from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.packed_linear import PackedLinear
 
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)")
 """Names of the projections of an expert, once experts are single ones. Checkpoints join those of all experts: as
@@ -80,6 +81,12 @@ def _keep(model: PreTrainedModel, own: dict[str, Tensor], names: list[str]) -> N
     share_kernel(model, names, kernel)
     for name in names:
         own.pop(f"{name}.weight", None)
+    if expert := EXPERT.fullmatch(names[-1]):
+        block, number, which = expert.groups()
+        served = isinstance(model.get_submodule(f"{block}.{number}.gate_proj"), PackedLinear)
+        # After the last one of a block, nobody needs the tensors that hold the weights of all.
+        if served and which == "down_proj" and int(number) + 1 == len(own[f"{block}.down_proj"]):
+            del own[f"{block}.gate_up_proj"], own[f"{block}.down_proj"]
 
 
 def _stored(own: Mapping[str, Tensor], name: str) -> Tensor:

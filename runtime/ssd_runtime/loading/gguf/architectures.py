@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.gguf.layout import TRANSFORMERS, Layout
 
+BLOCK = re.compile(r"blk\.(\d{1,9})\.")
+"""The beginning of the names of a block's tensors."""
 BLOCK_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
 MLP_BIASES = {"mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
 
@@ -100,11 +103,19 @@ def architecture_of(index: GgufIndex) -> Architecture:
     return found
 
 
+def blocks_of(index: GgufIndex) -> dict[int, list[str]]:
+    """The names of a file's tensors by the number of their block; those of no block are left out."""
+    found = dict[int, list[str]]()
+    for name in index.tensors:
+        if block := BLOCK.match(name):
+            found.setdefault(int(block[1]), []).append(name)
+    return found
+
+
 def predicting_tensors(index: GgufIndex) -> list[str]:
     """The tensors of a file's last layers that predict further tokens, which decoding does not use."""
     count = index.metadata.get(f"{index.architecture}.{PREDICTING}")
     blocks = index.metadata.get(f"{index.architecture}.block_count")
     if not isinstance(count, int) or not isinstance(blocks, int):
         return []
-    ends = tuple(f"blk.{number}." for number in range(max(blocks - count, 0), blocks))
-    return [name for name in index.tensors if name.startswith(ends)]
+    return [name for number, names in blocks_of(index).items() if blocks - count <= number < blocks for name in names]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.gguf.architectures import architecture_of
+from ssd_runtime.loading.gguf.architectures import architecture_of, blocks_of
 from ssd_runtime.loading.gguf.entries import KV_HEADS, QUERY_SCALING, Entries
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.rope import BASE, FACTORS, rope_parameters
@@ -52,7 +53,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     metadata.require_all_taken()
     try:
         return AutoConfig.for_model(entries.pop("model_type"), **entries)
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, StrictDataclassError) as error:
         raise UserError(
             f"{index.path}: its metadata is not a model's ({str(error).splitlines()[0]}); {ADVICE}"
         ) from None
@@ -68,9 +69,11 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
             f"{index.path}: says {heads} heads and a hidden size of {hidden}, but {EMBEDDING} is "
             f"{list(embedding.shape)}; convert it again"
         )
-    layers = metadata.count("block_count")
-    if not any(name.startswith(f"blk.{layers - 1}.") for name in index.tensors):
-        raise UserError(f"{index.path}: has no tensors of block {layers - 1}, the last that it says; download it again")
+    layers, known = metadata.count("block_count"), blocks_of(index)
+    if (missing := next((number for number in range(layers) if number not in known), None)) is not None:
+        raise UserError(
+            f"{index.path}: has no tensors of block {missing}, and says that there are {layers}; download it again"
+        )
     kv_heads = metadata.optional(int, KV_HEADS, beside=0) or heads
     if kv_heads < 1 or heads % kv_heads:
         raise metadata.refusal(KV_HEADS, f"is {kv_heads} for {heads} heads, which")

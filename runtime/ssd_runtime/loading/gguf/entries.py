@@ -269,15 +269,19 @@ def granitehybrid(metadata: Metadata, common: Entries) -> Entries:
 def falcon_h1(metadata: Metadata, common: Entries) -> Entries:
     """Entries of Falcon-H1, whose factors are within the weights of its files."""
     heads, width = _heads(metadata)
+    groups, states = metadata.count("ssm.group_count"), metadata.count("ssm.state_size")
     normed = metadata.has("blk.0.ssm_norm.weight")
     if normed:
         metadata.expect("ssm.group_count", 1)
+    # transformers makes a vector of this length for each layer before the tensors are looked at.
+    if heads * width + groups * states > metadata.largest:
+        raise metadata.refusal("ssm.inner_size", f"is {heads * width} beside {groups} groups of {states}, which")
     return {
         "mamba_d_ssm": heads * width,
         "mamba_n_heads": heads,
         "mamba_d_head": width,
-        "mamba_n_groups": metadata.count("ssm.group_count"),
-        "mamba_d_state": metadata.count("ssm.state_size"),
+        "mamba_n_groups": groups,
+        "mamba_d_state": states,
         "mamba_d_conv": metadata.count("ssm.conv_kernel"),
         "mamba_rms_norm": normed,
         "mamba_norm_before_gate": False,

@@ -21,7 +21,7 @@ class Metadata:
         self._path = index.path
         self._prefix = f"{prefix}."
         self._values = {key: value for key, value in index.metadata.items() if key.startswith(self._prefix)}
-        self._tensors = index.tensors.keys()
+        self._tensors = index.tensors
         self._taken = set[str]()
 
     def optional(self, kind: type[T], key: str, beside: T | None = None) -> T | None:
@@ -78,6 +78,11 @@ class Metadata:
     def has(self, tensor: str) -> bool:
         """Whether the file has a tensor of this name."""
         return tensor in self._tensors
+
+    @property
+    def largest(self) -> int:
+        """The largest dimension of a tensor of the file."""
+        return max(max(place.shape) for place in self._tensors.values())
 
     def ignore(self, keys: Iterable[str]) -> None:
         """Take keys that change nothing in what a model computes."""

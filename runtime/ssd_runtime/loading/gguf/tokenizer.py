@@ -40,6 +40,7 @@ ENDS = (
     "<end_of_utterance>",
     "<eos>",
     "<turn|>",
+    "<|tool_response>",
     "<｜end▁of▁sentence｜>",
     "<|fim_pad|>",
     "<fim-pad>",
@@ -54,6 +55,9 @@ ENDS = (
     "<|file_sep|>",
 )
 """Tokens that end an answer by their names, as llama.cpp has them: turns, texts, and the files of code models."""
+MESSAGE_END = "<|end|>"
+BEYOND_MESSAGES = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
+"""Tokens beside which `<|end|>` ends a message of an answer, such as its thoughts, and not the answer (GPT-OSS)."""
 CONTROL_LIKE = ("<|", "<｜")
 """Prefixes of control tokens' names; such a token is a control token even if the file calls it ordinary."""
 END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -114,8 +118,11 @@ class Vocabulary:
     def ends(self) -> list[int]:
         """Tokens that end an answer: by their roles, and by their names."""
         pairs = enumerate(zip(self.tokens, self.types, strict=True))
-        named = {number for number, pair in pairs if _ends(*pair)}
-        return sorted(named | {self.roles[role] for role in END_KEYS if role in self.roles})
+        found = {number for number, pair in pairs if _ends(*pair)}
+        found |= {self.roles[role] for role in END_KEYS if role in self.roles}
+        names = {self.tokens[number] for number in found}
+        one_of_several = any(beyond <= names for beyond in BEYOND_MESSAGES)
+        return sorted(number for number in found if not (one_of_several and self.tokens[number] == MESSAGE_END))
 
     def role(self, name: str) -> str | None:
         """The token of a role; None without one."""

@@ -20,7 +20,7 @@ from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sequence.prefill import Prefill
@@ -60,7 +60,7 @@ def draft_sources(
     return sources, masks
 
 
-class AutoPlanner(BasePlanner):
+class AutoPlanner(Planner):
     """Plans guesses, the nearest domain's masks or early exits, light or MTP drafts, or a plain step (`Controller`).
 
     A prompt out of every domain has the mixture's masks.

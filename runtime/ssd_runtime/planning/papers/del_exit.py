@@ -9,7 +9,7 @@ from ssd_profiles.formulas import tokens_per_layer
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, Read, Work
-from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.settings import DelSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
@@ -17,7 +17,7 @@ FIRST_TOKENS = 8
 """Tokens of plain steps on which every exit is evaluated before one is chosen."""
 
 
-class DelPlanner(BasePlanner):
+class DelPlanner(Planner):
     """Plans the exit layer and draft length of the highest TPL (KnapSpec eq. 2); every drafted token exits there.
 
     An exit's token agreement comes from shadow tokens: its predictions for tokens that the full model has just

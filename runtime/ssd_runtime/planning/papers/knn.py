@@ -9,7 +9,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.plan import PLAIN, BasePlanner, PlainPlanner, Plan, Planner
+from ssd_runtime.planning.plan import PLAIN, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import FIXED
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import NearestSettings
@@ -18,7 +18,7 @@ from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 
 
-class FixedPlanner(BasePlanner):
+class FixedPlanner(Planner):
     """Plans the entry of one domain's frontier with the most tokens/s at the current context length."""
 
     def __init__(self, frontier: Frontier, latency: LatencyTable, least_speedup: float = 0.0) -> None:
@@ -31,7 +31,7 @@ class FixedPlanner(BasePlanner):
         return PLAIN if option is None or option.speedup < self._least_speedup else _speculate(option)
 
 
-class NearestAnchorPlanner(BasePlanner):
+class NearestAnchorPlanner(Planner):
     """Plans by the frontier of the nearest anchor's domain (KNN-SSD), or as `out_of_domain` says for other prompts."""
 
     def __init__(

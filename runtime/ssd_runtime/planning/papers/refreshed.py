@@ -9,14 +9,14 @@ from torch import Tensor
 from ssd_artifacts.domain_config import MAX_DRAFT
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.papers.recent import RecentStates
-from ssd_runtime.planning.plan import BasePlanner, ConstantPlanner, Cycle, Plan, Planner
+from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 
 COLLECTING = Plan("plain: collecting hidden states")
 
 
-class RefreshedPlanner(BasePlanner, ABC):
+class RefreshedPlanner(Planner, ABC):
     """Searches every `refresh` cycles, on the tokens that the `window` cycles before committed.
 
     Until the first search it plans as `warm` does, which does not search itself. Without `warm` it plans plain steps

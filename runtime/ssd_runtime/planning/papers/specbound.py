@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.planning.plan import BasePlanner, Plan
+from ssd_runtime.planning.plan import Plan, Planner
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import ExitSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
@@ -25,7 +25,7 @@ STOPS = 4
 the head of a large vocabulary costs as much as several layers of a small model."""
 
 
-class BoundedExitPlanner(BasePlanner):
+class BoundedExitPlanner(Planner):
     """Plans the same early exits for a whole request: those tuned for the nearest domain, or else the paper's."""
 
     def __init__(

@@ -13,7 +13,7 @@ from ssd_runtime.drafting.chain import CHAIN, Branching
 from ssd_runtime.model.runner import Work
 from ssd_runtime.planning.light import require_copies
 from ssd_runtime.planning.papers.recent import RecentStates
-from ssd_runtime.planning.plan import BasePlanner, Cycle, Plan
+from ssd_runtime.planning.plan import Cycle, Plan, Planner
 from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.search.gaussian import MOST, coded, most_promising
@@ -199,7 +199,7 @@ class SwiftSearch:
         return mask.lightened({index: self.light.bits_of(index) for index in (*lighter, len(mask))})
 
 
-class SwiftPlanner(BasePlanner):
+class SwiftPlanner(Planner):
     """Plans drafts with the stream's best mask, and tries a candidate per cycle once the window is full."""
 
     def __init__(self, search: SwiftSearch) -> None:

@@ -23,8 +23,8 @@ from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers.answers import Answer, EventStream, Subscription
+from ssd_runtime.serving.http.openai.answers.events import Json
 from ssd_runtime.serving.http.openai.answers.forms import ChatForm, CompletionForm, Form
-from ssd_runtime.serving.http.openai.answers.logprobs import Json
 from ssd_runtime.serving.http.openai.answers.responses import chat_body, response_events, whole_response
 from ssd_runtime.serving.http.openai.answers.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED
@@ -66,18 +66,6 @@ class _Read:
     conversations: list[list[tuple[str, str]]]
 
 
-def _template_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_TEMPLATES, thread_name_prefix="ssd-template")
-
-
-def _reader_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(READERS, thread_name_prefix="ssd-read")
-
-
-def _compiler_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(COMPILERS, thread_name_prefix="ssd-grammar")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """The routes, with the objects that they use."""
@@ -88,10 +76,10 @@ class Service:
     metrics: Metrics
     keys: ApiKeys
     recorder: Recorder | None = None
-    templates: ThreadPoolExecutor = field(default_factory=_template_threads)
+    templates: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, MOST_TEMPLATES, "ssd-template"))
     """Threads in which chat templates are waited for."""
-    readers: ThreadPoolExecutor = field(default_factory=_reader_threads)
-    compilers: ThreadPoolExecutor = field(default_factory=_compiler_threads)
+    readers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, READERS, "ssd-read"))
+    compilers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, COMPILERS, "ssd-grammar"))
 
     def routes(self) -> list[Route]:
         """All routes."""
@@ -185,9 +173,13 @@ class Service:
             work = partial(compiled, requests, self.encoder.loaded)
             requests = await until_gone(request, in_a_thread(self.compilers, lambda _: work()))
         subscription = Subscription(self.thread, requests)
-        if self.recorder is not None and resumption is None:
-            for messages in found.conversations:
-                self.recorder.add(messages)
+        if (recorder := self.recorder) is not None and resumption is None:
+            try:
+                # In a thread: files and the user's pattern may take their time.
+                await asyncio.to_thread(lambda: [*map(recorder.add, found.conversations)])
+            except asyncio.CancelledError:
+                subscription.close()
+                raise
         answer = Answer(
             subscription=subscription,
             form=found.form,

@@ -13,7 +13,8 @@ from time import perf_counter
 from ssd_artifacts.bundle import Bundle
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.request import Request
-from ssd_runtime.serving.http.pending import End, GenerationRequest, Listener, NoObserver, Observer, PendingRequest
+from ssd_runtime.serving.http.metrics import Metrics
+from ssd_runtime.serving.http.pending import End, GenerationRequest, Listener, PendingRequest
 from ssd_runtime.serving.http.receiver import Receiver
 
 FIRST_GUESS = 5.0
@@ -52,10 +53,10 @@ class EngineThread:
     `places` requests are open at once; more are refused.
     """
 
-    def __init__(self, engine: Engine, places: int, observer: Observer | None = None) -> None:
+    def __init__(self, engine: Engine, places: int, metrics: Metrics) -> None:
         self.engine = engine
         self.places = places
-        self._observer = observer or NoObserver()
+        self._metrics = metrics
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._live: dict[Request, Receiver] = {}
         """Requests of the engine, with what receives their reports; only the engine's thread touches it."""
@@ -175,7 +176,7 @@ class EngineThread:
         except _Stopped:
             pass
         except Exception as error:  # requests can be answered without
-            self._observer.on_defect(error)
+            self._metrics.on_defect(error)
 
     def _serve(self) -> None:
         """Answer the requests that there are; raises _Stopped if the thread is to end."""
@@ -209,7 +210,7 @@ class EngineThread:
             if pending.cancelled:
                 self._end(pending, End(cancelled=True))
                 continue
-            receiver = Receiver(pending, self._observer)
+            receiver = Receiver(pending, self._metrics)
             try:
                 request = self.engine.add_request(
                     pending.request.ids,
@@ -266,7 +267,7 @@ class EngineThread:
         try:
             self.engine.cancel(request)
         except Exception as error:  # a defect in one request's clean-up must not reach the others
-            self._observer.on_defect(error)
+            self._metrics.on_defect(error)
 
     def _end(self, pending: PendingRequest, end: End) -> None:
         """Tell a request's end, once."""
@@ -277,5 +278,5 @@ class EngineThread:
         pending.ended = perf_counter()
         if end.outcome is not None:
             self._usual_seconds += 0.1 * (pending.ended - (pending.begun or pending.submitted) - self._usual_seconds)
-        self._observer.on_end(pending, end)
+        self._metrics.on_end(pending, end)
         pending.tell(end)

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ssd_runtime.engine.observed import Observation
-from ssd_runtime.serving.http.openai.answers.forms import FINISH_REASONS
-from ssd_runtime.serving.http.pending import End, PendingRequest
+from ssd_runtime.serving.http.pending import FINISH_REASONS, End, PendingRequest
 
 log = logging.getLogger("ssd_serve")
 MOST_REASONS = 48
@@ -33,11 +32,10 @@ class Metrics:
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
         self._draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
-        self._accepted_at = Counter(
+        self._accepted_at = self._counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
             "Accepted tokens by position in the draft, from 0.",
-            ["model_name", "position"],
-            registry=self.registry,
+            "position",
         )
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of ended requests.")
         self._new_tokens = self._counter("vllm:generation_tokens", "New tokens, those of cancelled requests included.")
@@ -45,29 +43,16 @@ class Metrics:
             "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."
         )
         self._prefix_hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.")
-        self._finished = Counter(
-            "vllm:request_success",
-            "Requests that ended with an answer.",
-            ["model_name", "finished_reason"],
-            registry=self.registry,
+        self._finished = self._counter("vllm:request_success", "Requests that ended with an answer.", "finished_reason")
+        self._ended = self._counter(
+            "ssd:requests_without_answer", "Requests that were cancelled, failed or refused.", "why"
         )
-        self._ended = Counter(
-            "ssd:requests_without_answer",
-            "Requests that were cancelled, failed or refused.",
-            ["model_name", "why"],
-            registry=self.registry,
-        )
-        self._cycles = Counter(
-            "ssd:steps",
-            "Cycles by the source of drafts that was chosen, and why.",
-            ["model_name", "source", "reason"],
-            registry=self.registry,
+        self._cycles = self._counter(
+            "ssd:steps", "Cycles by the source of drafts that was chosen, and why.", "source", "reason"
         )
         self._forwards = self._counter("ssd:target_forwards", "Forwards of the full model, counted once per request.")
         self._spent = self._counter("ssd:loss_budget_spent_plain_steps", "Loss budget spent by `auto`, in plain steps.")
-        self._reloads = Counter(
-            "ssd:bundle_reloads", "Bundles taken up or refused.", ["model_name", "result"], registry=self.registry
-        )
+        self._reloads = self._counter("ssd:bundle_reloads", "Bundles taken up or refused.", "result")
         self._credit_left = Gauge(
             "ssd:loss_budget_credit_plain_steps",
             "Loss budget of the request that was planned last.",
@@ -93,8 +78,10 @@ class Metrics:
         self._prefill = self._histogram("vllm:request_prefill_time_seconds", "Seconds of a request's prefill.", SECONDS)
         self._decode = self._histogram("vllm:request_decode_time_seconds", "Seconds of a request's decoding.", SECONDS)
 
-    def _counter(self, name: str, help_text: str) -> Counter:
-        return Counter(name, help_text, ["model_name"], registry=self.registry).labels(self._name)
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        """This model's counter; with further `labels`, one whose `labels()` takes the model and their values."""
+        found = Counter(name, help_text, ["model_name", *labels], registry=self.registry)
+        return found if labels else found.labels(self._name)
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         kind = Histogram(name, help_text, ["model_name"], buckets=buckets, registry=self.registry)

@@ -107,7 +107,7 @@ def open_service(
     )
     metrics = Metrics(settings.model_name)
     service = Service(
-        thread=EngineThread(engine, places=options.max_concurrency + options.max_queue, observer=metrics),
+        thread=EngineThread(engine, places=options.max_concurrency + options.max_queue, metrics=metrics),
         settings=settings,
         encoder=encoder,
         metrics=metrics,
@@ -123,7 +123,7 @@ def watch_bundle(options: ServiceOptions, source: ModelSource, service: Service)
     """The watch of the bundle's folder; None without a bundle."""
     if source.opened is None:
         return None
-    return BundleWatch(source.opened.folder, options.require_signature, service.thread, service.metrics)
+    return BundleWatch(source.opened, options.require_signature, service.thread, service.metrics)
 
 
 def watch_gauges(service: Service) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
 
 from ssd_runtime.drafting.tree import Origin
-from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.serving.http.logits import LogprobRecorder
+
+FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
+"""OpenAI's finish reason, which is vLLM's `finished_reason` too, by ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,39 +89,3 @@ class PendingRequest:
         if self.first is None or self.ended is None or tokens < 2:
             return None
         return (self.ended - self.first) / (tokens - 1)
-
-
-class Observer(Protocol):
-    """Watches an engine's thread; it is called there, and must not block."""
-
-    def on_cycle(self, observation: Observation) -> None:
-        """Receive a cycle of a running request."""
-        ...
-
-    def on_tokens(self, tokens: int, seconds: float) -> None:
-        """Receive the number of new tokens of a request, and the seconds since its tokens before."""
-        ...
-
-    def on_end(self, pending: PendingRequest, end: End) -> None:
-        """Receive the end of a request."""
-        ...
-
-    def on_defect(self, error: Exception) -> None:
-        """Receive an error that belongs to no request."""
-        ...
-
-
-class NoObserver:
-    """Watches nothing."""
-
-    def on_cycle(self, observation: Observation) -> None:
-        """Do nothing."""
-
-    def on_tokens(self, tokens: int, seconds: float) -> None:
-        """Do nothing."""
-
-    def on_end(self, pending: PendingRequest, end: End) -> None:
-        """Do nothing."""
-
-    def on_defect(self, error: Exception) -> None:
-        """Do nothing."""

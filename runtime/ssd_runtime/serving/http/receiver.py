@@ -8,7 +8,8 @@ from time import perf_counter
 
 from ssd_runtime.drafting.tree import Origin
 from ssd_runtime.engine.observed import Observation
-from ssd_runtime.serving.http.pending import Block, Observer, PendingRequest
+from ssd_runtime.serving.http.metrics import Metrics
+from ssd_runtime.serving.http.pending import Block, PendingRequest
 
 
 @dataclass(slots=True)
@@ -16,7 +17,7 @@ class Receiver:
     """Receives a request's cycles, tokens and text, in this order."""
 
     pending: PendingRequest
-    observer: Observer
+    metrics: Metrics
     unreported: list[int] = field(default_factory=list)
     """Tokens that were not reported yet, because their text is held back."""
     origins: list[Origin] = field(default_factory=list)
@@ -30,7 +31,7 @@ class Receiver:
         """Note a cycle; its tokens follow."""
         self._cycle = observation.cycle.origins
         self.pending.plain_seconds = observation.plain_seconds
-        self.observer.on_cycle(observation)
+        self.metrics.on_cycle(observation)
 
     def tokens(self, ids: list[int]) -> None:
         """Note new tokens; their text follows."""
@@ -38,7 +39,7 @@ class Receiver:
         if self.pending.first is None:
             self.pending.first = now
         else:
-            self.observer.on_tokens(len(ids), now - self._last)
+            self.metrics.on_tokens(len(ids), now - self._last)
         self._last = now
         self.unreported += ids
         self.origins += self._cycle

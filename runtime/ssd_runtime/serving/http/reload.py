@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from hashlib import sha256
 from pathlib import Path
 
-from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.manifest import MANIFEST
-from ssd_artifacts.sharing.opening import open_bundle
+from ssd_artifacts.sharing.opening import OpenedBundle, manifest_sha256, open_bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from ssd_runtime.serving.http.engine_thread import EngineThread, Refused
@@ -27,13 +24,13 @@ class BundleWatch:
     the log, and requests go on with the one they have.
     """
 
-    def __init__(self, folder: Path, key: Path | None, thread: EngineThread, metrics: Metrics) -> None:
-        """With `key`, a bundle is taken up only if it is signed by that public key."""
-        self._folder = folder
+    def __init__(self, opened: OpenedBundle, key: Path | None, thread: EngineThread, metrics: Metrics) -> None:
+        """Watch the folder of the bundle in use. With `key`, another must be signed by that public key."""
+        self._folder = opened.folder
         self._key = key
         self._thread = thread
         self._metrics = metrics
-        self._seen = self._stamp()
+        self._seen = opened.manifest_sha256
         self._complaint = ""
         self._lock = asyncio.Lock()
 
@@ -41,16 +38,15 @@ class BundleWatch:
         """Look at the manifest every `seconds` seconds, for ever."""
         while True:
             await asyncio.sleep(seconds)
-            if await asyncio.to_thread(self._stamp) != self._seen:
+            if await asyncio.to_thread(manifest_sha256, self._folder) != self._seen:
                 await self.reload()
 
     async def reload(self) -> bool:
         """Load the bundle and take it up; returns whether it was."""
         async with self._lock:
             try:
-                stamp = await asyncio.to_thread(self._stamp)
-                bundle = await asyncio.to_thread(self._load)
-                await asyncio.wrap_future(self._thread.use_bundle(bundle))
+                opened = await asyncio.to_thread(self._open)
+                await asyncio.wrap_future(self._thread.use_bundle(opened.bundle))
             except (UserError, OSError, Refused) as error:
                 self._refuse(printable(str(error)))
                 return False
@@ -58,7 +54,8 @@ class BundleWatch:
                 self._refuse(printable(f"{type(error).__name__}: {error}"))
                 return False
             # A folder that is still being copied is refused, and looked at again: only what was taken up is `seen`.
-            self._seen = stamp
+            self._seen = opened.manifest_sha256
+            bundle = opened.bundle
             self._complaint = ""
             self._metrics.count_reload("taken_up")
             log.info("took up the bundle %s of %s: %s", self._folder, bundle.created, ", ".join(bundle.domains))
@@ -71,14 +68,7 @@ class BundleWatch:
             self._metrics.count_reload("refused")
             log.error("the bundle was not taken up, and the one in use stays: %s", complaint)
 
-    def _load(self) -> Bundle:
-        bundle = open_bundle(self._folder, self._key).bundle
-        self._thread.engine.require_fitting(bundle, str(self._folder))
-        return bundle
-
-    def _stamp(self) -> bytes:
-        """A hash of the manifest, which lists the hashes of all files; empty while there is none."""
-        try:
-            return sha256((self._folder / MANIFEST).read_bytes()).digest()
-        except OSError:
-            return b""
+    def _open(self) -> OpenedBundle:
+        opened = open_bundle(self._folder, self._key)
+        self._thread.engine.require_fitting(opened.bundle, opened.where)
+        return opened

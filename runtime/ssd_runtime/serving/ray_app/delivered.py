@@ -30,20 +30,17 @@ class DeliveredStream:
         self._about: tuple[str, int] | None = None
         self._choices: dict[int, _DeliveredTokens] = {}
         self._usage_told = False
+        self._begun = False
+        """Whether the client has anything of the answer."""
         self.tokens = 0
         """Number of tokens told."""
         self.done = False
         """Whether the stream is complete."""
 
     @property
-    def begun(self) -> bool:
-        """Whether the client has anything of the answer."""
-        return self._about is not None
-
-    @property
     def resumable(self) -> bool:
         """Whether another replica can go on."""
-        return self._resumable or not self.begun
+        return self._resumable or not self._begun
 
     def resumption(self) -> Resumption | None:
         """The state to go on from; None if the stream has not begun."""
@@ -57,7 +54,10 @@ class DeliveredStream:
 
     def read(self, text: str) -> str:
         """Note the events of `text`; returns what the client is told. Raises Stopped for a replica that shuts down."""
-        return "".join(self._event(f"{event}\n\n") for event in text.split("\n\n") if event)
+        if text.startswith(PREFIX):
+            return "".join(self._event(f"{event}\n\n") for event in text.split("\n\n") if event)
+        self._begun = True  # events of a response, which have a name before their data
+        return text
 
     def _event(self, event: str) -> str:
         if event == DONE:
@@ -68,6 +68,7 @@ class DeliveredStream:
             if value["error"].get("code") == "shutting_down":
                 raise Stopped
             return event
+        self._begun = True
         self._about = value["id"], value["created"]
         if not value["choices"]:
             if self._usage_told:

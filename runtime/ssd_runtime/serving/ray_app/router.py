@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ssd_runtime.serving.http.openai.answers.events import DONE, event_of
+from ssd_runtime.serving.http.openai.answers.responses import failed_event
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.http.transport.bodies import read_body
@@ -24,7 +25,7 @@ from ssd_runtime.serving.http.transport.leaving import GONE, until_gone
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
 from ssd_runtime.serving.ray_app.merged_metrics import merged
-from ssd_runtime.serving.ray_app.routing import Routed, read_call
+from ssd_runtime.serving.ray_app.routing import RESPONSES, Routed, read_call
 
 log = logging.getLogger("ssd_serve")
 ATTEMPTS = 4
@@ -170,7 +171,8 @@ class Router:
         if not started:
             raise failure
         self._broken.inc()
-        yield _body(event_of(failure.to_json()) + DONE)
+        told = failure.to_json()
+        yield _body(failed_event(told["error"]) if routed.call.path == RESPONSES else event_of(told) + DONE)
 
     async def _call(self, request: Request) -> Call:
         """Read a request, up to one part more than replicas take. Raises ApiError if its body does not come in time."""
@@ -189,7 +191,7 @@ class Router:
 def _redelivered(message: Message, delivered: DeliveredStream) -> Message:
     """A message as the client gets it. Bodies that are no events, such as an error's, stay as they are."""
     body: bytes = message.get("body", b"")
-    if not body.startswith(b"data: "):
+    if not body.startswith((b"data: ", b"event: ")):
         return message
     return {**message, "body": delivered.read(body.decode()).encode()}
 

@@ -12,7 +12,8 @@ from typing import Any
 from ssd_runtime.serving.http.openai.requests.json_bounds import read_json
 from ssd_runtime.serving.ray_app.call import Call
 
-PATHS = ("/v1/chat/completions", "/v1/completions")
+RESPONSES = "/v1/responses"
+PATHS = ("/v1/chat/completions", "/v1/completions", RESPONSES)
 PROMPT_HEAD = 1024
 """Characters, or tokens, of a completion's prompt that tell its conversation."""
 
@@ -46,7 +47,8 @@ def read_call(call: Call) -> Routed:
         return Routed(call)
     streams = body.get("stream") is True
     asked = body.get("return_token_ids")
-    resumable = streams and asked in (None, False, True)
+    # Events of responses have no token ids.
+    resumable = streams and call.path != RESPONSES and asked in (None, False, True)
     if body.get("seed") is None:
         body["seed"] = secrets.randbelow(1 << 31)
     if resumable:
@@ -61,12 +63,14 @@ def _conversation(call: Call, body: Mapping[str, Any]) -> str:
 
     The turns of a chat begin with the same messages up to the first of the user; what follows grows.
     """
-    messages = body.get("messages")
+    messages = body.get("messages", body.get("input"))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     if isinstance(messages, list):
         users = (place for place, each in enumerate(messages) if isinstance(each, dict) and each.get("role") == "user")
         beginning: Any = messages[: next(users, 0) + 1]
     else:
         prompt = body.get("prompt")
         beginning = prompt[:PROMPT_HEAD] if isinstance(prompt, str | list) else None
-    told = json.dumps([call.header("authorization"), beginning])
+    told = json.dumps([call.header("authorization"), body.get("instructions"), beginning])
     return sha256(told.encode()).hexdigest()

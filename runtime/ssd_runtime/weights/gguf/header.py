@@ -24,6 +24,9 @@ Value = int | float | bool | str | list[int] | list[float] | list[bool] | list[s
 VERSIONS = (2, 3)
 MOST_HEADER_BYTES = 1 << 28
 """Bytes of metadata and names that are read at most. A vocabulary of 256,000 tokens with its merges takes 12 MB."""
+MOST_ITEMS = 1 << 22
+"""Most pairs of metadata, tensors, and items of arrays together, each of which takes up to a hundred bytes of memory.
+A vocabulary of 256,000 tokens with types, scores and merges takes some 1.3 million."""
 MOST_DIMENSIONS = 4
 ADVICE = "download or convert it again"
 FOLDER_INSTEAD = "give the model as a folder of safetensors"
@@ -102,6 +105,7 @@ class _Cursor:
         self._size = len(data)
         self._end = min(self._size, MOST_HEADER_BYTES)
         self._at = 0
+        self._items = 0
 
     def header(self) -> Header:
         if self._bytes(4) != b"GGUF":
@@ -183,9 +187,12 @@ class _Cursor:
         return self._bytes(int.from_bytes(self._bytes(8), "little")).decode("utf-8", "surrogateescape")
 
     def _counted(self, count: int, least: int) -> int:
-        """Read a count of items of at least `least` bytes each. Raises ValueError if the file ends before so many."""
+        """Count items of at least `least` bytes each. Raises ValueError for too many, or if the file ends before."""
         if count * least > self._end - self._at:
             raise ValueError("its header is cut short")
+        self._items += count
+        if self._items > MOST_ITEMS:
+            raise ValueError(f"its header has more than {MOST_ITEMS} items")
         return count
 
     def _bytes(self, count: int) -> bytes:

@@ -64,7 +64,9 @@ class BoundedProtocol(H11Protocol):
     def data_received(self, data: bytes) -> None:
         """Read a part of a head or of a body."""
         super().data_received(data)
-        self._await_head(self.conn.their_state is h11.IDLE)
+        # A body that still comes after its answer has as long as the next head, which ends uvicorn's own time for that.
+        answered = self.cycle is not None and self.cycle.response_complete
+        self._await_head(answered or self.conn.their_state is h11.IDLE)
 
     def pause_writing(self) -> None:
         """Give the client some time to read."""

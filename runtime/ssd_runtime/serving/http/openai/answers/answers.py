@@ -18,9 +18,9 @@ from ssd_runtime.engine.output.result import Outcome, Tally
 from ssd_runtime.engine.output.text_stream import Decode
 from ssd_runtime.sampling.finite import NotFiniteError
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
-from ssd_runtime.serving.http.openai.answers.events import DONE, event_of
+from ssd_runtime.serving.http.openai.answers.events import DONE, Json, event_of
 from ssd_runtime.serving.http.openai.answers.forms import Form
-from ssd_runtime.serving.http.openai.answers.logprobs import Json, PositionReader
+from ssd_runtime.serving.http.openai.answers.logprobs import PositionReader
 from ssd_runtime.serving.http.openai.answers.origins import OriginReader
 from ssd_runtime.serving.http.openai.answers.resumption import Resumption
 from ssd_runtime.serving.http.openai.errors import ApiError

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+Json = dict[str, Any]
 PREFIX = "data: "
 DONE = f"{PREFIX}[DONE]\n\n"
 """The event that ends every stream."""

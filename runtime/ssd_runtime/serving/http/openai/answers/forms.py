@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from ssd_runtime.engine.output.result import Outcome
-from ssd_runtime.serving.http.openai.answers.logprobs import Json, Position, chat_logprobs, completion_logprobs
+from ssd_runtime.serving.http.openai.answers.events import Json
+from ssd_runtime.serving.http.openai.answers.logprobs import chat_logprobs, completion_logprobs
 from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, ToolSchemas
 from ssd_runtime.serving.http.openai.calls.readers import reader_of
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, ParsedCall, Part, joined
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
-
-FINISH_REASONS = {"stop": "stop", "length": "length", "context": "length"}
-"""OpenAI's finish reason, which is vLLM's `finished_reason` too, by ours."""
-
-
-class Form(Protocol):
-    """The choices of one endpoint's answers."""
-
-    prefix: str
-    """Beginning of an answer's id."""
-    whole: str
-    """`object` of a whole answer."""
-    chunk: str
-    """`object` of a chunk."""
-
-    def logprobs(self, positions: Sequence[Position]) -> Json:
-        """The `logprobs` of a choice."""
-        ...
-
-    def first(self, place: int) -> Json | None:
-        """The choice of a first chunk without text; None if there is none."""
-        ...
-
-    def block(self, place: int, text: str) -> list[Json]:
-        """The choices of the chunks for new text."""
-        ...
-
-    def skip(self, place: int, text: str) -> None:
-        """Go on after text that the client has."""
-        ...
-
-    def last(self, place: int, outcome: Outcome) -> list[Json]:
-        """The choices of the last chunks."""
-        ...
-
-    def choice(self, place: int, outcome: Outcome) -> Json:
-        """The choice of a whole answer."""
-        ...
+from ssd_runtime.serving.http.pending import FINISH_REASONS
 
 
 class CompletionForm:
@@ -58,10 +20,7 @@ class CompletionForm:
     prefix = "cmpl-"
     whole = "text_completion"
     chunk = "text_completion"
-
-    def logprobs(self, positions: Sequence[Position]) -> Json:
-        """Lists of tokens, log-probabilities and offsets."""
-        return completion_logprobs(positions)
+    logprobs = staticmethod(completion_logprobs)
 
     def first(self, place: int) -> Json | None:
         """None: text comes first."""
@@ -89,6 +48,7 @@ class ChatForm:
     prefix = "chatcmpl-"
     whole = "chat.completion"
     chunk = "chat.completion.chunk"
+    logprobs = staticmethod(chat_logprobs)
 
     def __init__(
         self,
@@ -108,10 +68,6 @@ class ChatForm:
         self._thinks = thinks
         self._readers: dict[int, _ChatReader] = {}
         """Readers of streamed choices by place."""
-
-    def logprobs(self, positions: Sequence[Position]) -> Json:
-        """An entry per token."""
-        return chat_logprobs(positions)
 
     def first(self, place: int) -> Json | None:
         """The role."""
@@ -154,6 +110,9 @@ class ChatForm:
             thoughts=ReasoningReader(self._thinks) if self._thinks is not None else None,
             calls=reader_of(self._call_form, self._tools, self._most_calls) if self._tools else None,
         )
+
+
+Form = ChatForm | CompletionForm
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ssd_runtime.serving.http.logits import TokenLogprobs
+from ssd_runtime.serving.http.openai.answers.events import Json
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 
-Json = dict[str, Any]
 UTF8 = getincrementaldecoder("utf-8")
 
 

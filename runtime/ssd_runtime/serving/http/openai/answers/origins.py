@@ -7,7 +7,7 @@ from time import perf_counter
 
 from ssd_runtime.drafting.tree import Origin
 from ssd_runtime.engine.output.text_stream import Decode, TextStream
-from ssd_runtime.serving.http.openai.answers.logprobs import Json
+from ssd_runtime.serving.http.openai.answers.events import Json
 from ssd_runtime.serving.http.pending import PendingRequest
 
 

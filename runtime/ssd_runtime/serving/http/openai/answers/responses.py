@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
-from ssd_runtime.serving.http.openai.answers.events import PREFIX
-from ssd_runtime.serving.http.openai.answers.logprobs import Json
+from ssd_runtime.serving.http.openai.answers.events import PREFIX, Json
 from ssd_runtime.serving.http.openai.errors import invalid
 
 SAME = (
@@ -22,6 +21,7 @@ IGNORED = (
 )
 """Fields that change nothing here, as for a chat."""
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls", "context_management")
+LOGPROBS = "message.output_text.logprobs"
 REASONS = {"length": "max_output_tokens"}
 
 
@@ -37,6 +37,8 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(name, "nothing is kept here between requests; send the whole conversation as `input`")
         if name not in known:
             raise invalid(name, "this field is unknown here; omit it", "unknown_parameter")
+    if isinstance(include := body.get("include"), list) and LOGPROBS in include:
+        raise invalid("include", f"{LOGPROBS!r} are told by /v1/chat/completions alone; omit it, or ask there")
     told = body.get("instructions")
     messages: list[dict[str, Any]] = [] if told is None else [{"role": "system", "content": told}]
     given = body.get("input")
@@ -226,6 +228,11 @@ def whole_response(chat: Json, body: Mapping[str, Any]) -> Json:
     return writer.response
 
 
+def failed_event(error: Mapping[str, Any]) -> str:
+    """The event of an error before any other event."""
+    return ResponseWriter({"id": "", "created": 0, "model": ""}, {}).fail(error)
+
+
 async def response_events(chunks: AsyncIterator[str], body: Mapping[str, Any]) -> AsyncIterator[str]:
     """The events of the response that a chat's chunks, with a last one of usage, are."""
     writer: ResponseWriter | None = None
@@ -236,8 +243,7 @@ async def response_events(chunks: AsyncIterator[str], body: Mapping[str, Any]) -
                 continue
             chunk = json.loads(event.removeprefix(PREFIX))
             if "error" in chunk:
-                writer = writer or ResponseWriter({"id": "", "created": 0, "model": ""}, body)
-                yield writer.fail(chunk["error"])
+                yield failed_event(chunk["error"]) if writer is None else writer.fail(chunk["error"])
                 return
             if writer is None:
                 writer = ResponseWriter(chunk, body)

@@ -58,9 +58,10 @@ class ElementCall:
         Raises StructureError for strings with a pattern or a format, which cannot be asked for here.
         """
         elements, rules = "", list[str]()
-        for number, (key, schema) in enumerate((parameters.get("properties") or {}).items()):
+        required = parameters.get("required")
+        for number, (key, schema) in enumerate(properties_of(parameters).items()):
             element = f"{rule}_{number}"
-            optional = "" if key in (parameters.get("required") or ()) else "?"
+            optional = "" if isinstance(required, list) and key in required else "?"
             elements += f" {element}{optional}"
             if is_text(schema):
                 rules.append(f"{element}: {grammar.text(self.before_key + key + self.after_key)} {element}_v")
@@ -130,10 +131,18 @@ class CallForm:
         return CallForm(hidden(self.opening), between, hidden(self.closing), call)
 
 
+def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
+    """The schema of each argument of a tool; an empty one, which allows anything, for what is no object."""
+    found = (parameters or {}).get("properties")
+    named = found.items() if isinstance(found, Mapping) else ()
+    return {key: schema if isinstance(schema, Mapping) else {} for key, schema in named}
+
+
 def is_text(schema: Mapping[str, Any]) -> bool:
     """Whether all values of a schema are strings."""
     if "enum" in schema or "const" in schema:
-        return all(isinstance(value, str) for value in schema.get("enum", [schema.get("const", "")]))
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return isinstance(values, list) and all(isinstance(value, str) for value in values)
     return schema.get("type") == "string"
 
 

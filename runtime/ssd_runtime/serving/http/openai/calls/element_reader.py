@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssd_runtime.engine.output.text_stream import beginning_of
-from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, ElementCall, is_text
+from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, ElementCall, is_text, properties_of
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part
 
 BLANK = r"\s*"
@@ -37,7 +37,7 @@ class ElementReader(CallReader):
         self._next = re.compile("(?!)" if form.between is None else _loose(form.between))
         self._closing = re.compile(_loose(form.closing))
         self._state = "text"
-        self._schema: Mapping[str, Any] = {}
+        self._schemas: Mapping[str, Mapping[str, Any]] = {}
         self._arguments = 0
 
     def _advance(self, parts: list[Part]) -> bool:
@@ -76,14 +76,14 @@ class ElementReader(CallReader):
             return False
         self._held = self._held[found.end() :]
         parts += [ParsedCall(found["name"], ""), MoreArguments("{")]
-        self._schema = (self._tools.get(found["name"]) or {}).get("properties") or {}
+        self._schemas = properties_of(self._tools.get(found["name"]))
         self._arguments = 0
         self._state = "arguments"
         return True
 
     def _value(self, key: str, text: str) -> str:
         """A value as JSON."""
-        if not is_text(self._schema.get(key) or {}):
+        if not is_text(self._schemas.get(key, {})):
             try:
                 return json.dumps(json.loads(text), ensure_ascii=False)
             except (ValueError, RecursionError):

@@ -222,10 +222,9 @@ def _strategy(request: CommonRequest, settings: ServerSettings) -> tuple[str, An
             f"{name!r} is not offered here; use one of {', '.join(sorted(offered))}, or start the server with "
             f"--allow-strategies {name}",
         )
-    if not asked.parameters and name == settings.strategy:
-        return name, settings.parameters
     try:
-        parameters = read_settings(name, [f"{key}={value}" for key, value in asked.parameters.items()])
+        base = settings.parameters if name == settings.strategy else None
+        parameters = read_settings(name, [f"{key}={value}" for key, value in asked.parameters.items()], base)
     except UserError as error:
         raise invalid("ssd.parameters", str(error).removeprefix("--set ")) from None
     if not settings.light and getattr(parameters, "light", False):
