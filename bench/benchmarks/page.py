@@ -18,6 +18,8 @@ QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 """Texts that quote figures of the page."""
 KERNELS = {INSTRUCTIONS[8]: "AVX2", INSTRUCTIONS[16]: "AVX-512 VNNI"}
 """Instruction sets by what the names of our kernels have in them."""
+GENERATIONS = {"15cbad": "Zen 3", "bb96a4": "Zen 4", "704f50": "Zen 5"}
+"""Generations of processors whose names say none, by the digests of those that were met (`device_identity`)."""
 QUOTED = "vnni"
 """The part of these names by which texts choose among machines."""
 QUOTE = re.compile(r"<!--f ([\w.-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
@@ -52,9 +54,9 @@ SmolLM2-135M-Instruct (Q4_1), on two cores of shared virtual machines. No model 
 packages. **Nothing here was measured on a GPU, or on a model with more than 1.5B real parameters.**
 
 **How.** Contenders share weights, process and threads, and decode each prompt in turn. Speed is that of decoding: all
-tokens ÷ all seconds, the prefill left out, unless a table says otherwise. Brackets are 95% intervals over prompts
-(Student's t). Every output is compared with plain decoding's. *÷ plain decoding* is ÷ plain decoding of this engine.
-Decoding is greedy.
+tokens after an answer's first ÷ all seconds after the prefill, unless a table says otherwise. Brackets are 95%
+intervals over prompts (Student's t). Every output is compared with plain decoding's. *÷ plain decoding* is ÷ plain
+decoding of this engine. Decoding is greedy.
 
 ## Repeat it
 
@@ -132,11 +134,12 @@ def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str
 
 
 def machine(outcome: Outcome) -> str:
-    """The processor's name for readers, with the instructions of our kernels in place of the digest.
+    """The processor's name for readers, with its generation and the instructions of our kernels in place of the digest.
 
     Virtual machines of several generations share a name.
     """
-    name = re.sub(r" \([0-9a-f]{6}\)$", "", outcome.processor).replace("(R)", "")
+    name, _, digest = outcome.processor.replace("(R)", "").removesuffix(")").partition(" (")
+    name += f" {GENERATIONS[digest]}" if digest in GENERATIONS else ""
     return next((f"{name}, {told}" for part, told in KERNELS.items() if part in _kernels(outcome)), name)
 
 
