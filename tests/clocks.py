@@ -15,9 +15,11 @@ from ssd_runtime.model.sublayers.sublayers import SubLayers
 ANY_MACHINE = (
     "import ssd_profiles.latency_law as law, ssd_runtime.profiling.other_work as work; "
     "law.broken_law = law.broken_light_law = lambda table: None; work.others_during = lambda seconds: 0.0; "
+    "import ssd_runtime.profiling.latency as table, ssd_runtime.profiling.light as light; "
+    "table.MAX_ROUNDS = light.MAX_ROUNDS = 3; "
 )
-"""Code before a command in a process of its own: whatever other processes do, its measurements are taken as they are.
-"""
+"""Code before a command in a process of its own: whatever other processes do, its measurements are taken as they are,
+and are short."""
 
 
 BRISK = (
@@ -30,7 +32,9 @@ BRISK = (
 
 
 def take_any_machine(patch: pytest.MonkeyPatch) -> None:
-    """Let measurements be taken as they are in this process, whatever other processes do."""
+    """Let measurements be taken as they are in this process, whatever other processes do, and be short."""
+    for module in ("latency", "light"):
+        patch.setattr(f"ssd_runtime.profiling.{module}.MAX_ROUNDS", 3)
     for module in ("ssd_runtime.profiling.latency", "ssd_compiler.stages", "ssd_compiler.search.stage"):
         patch.setattr(f"{module}.broken_law", lambda _: None)
     patch.setattr("ssd_runtime.profiling.light.broken_light_law", lambda _: None)

@@ -99,7 +99,7 @@ def test_the_guide_names_every_option(module: ModuleType) -> None:
     options = {name for each in commands for option in each.params for name in option.opts if name.startswith("--")}
     shared = {"--version", "--help", "--install-completion", "--show-completion"}
     named = set(re.findall(r"--[a-z][\w-]*", "\n".join(page.read_text(encoding="utf-8") for page in GUIDE)))
-    assert len(options) > 15
+    assert len(options) > 12
     assert not options - shared - named
 
 

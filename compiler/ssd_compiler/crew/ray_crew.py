@@ -15,7 +15,7 @@ import torch
 from ray.exceptions import RayActorError, RayTaskError
 
 from ssd_artifacts.manifest import tool_version
-from ssd_compiler.crew.crew import Step
+from ssd_compiler.crew.crew import Alone, Step
 from ssd_compiler.crew.progress_display import Event, ProgressDisplay
 from ssd_compiler.crew.worker import Worker, WorkerSetup
 from ssd_compiler.stages import Stages
@@ -60,7 +60,7 @@ class WorkerHandle:
     """The reference that it works on, with the domain; None for the domain while it starts."""
 
 
-class RayCrew:
+class RayCrew(Alone):
     """Workers, some on every host, that run the steps of the domains.
 
     The workers of a compile hold a host's slot together, so that no other compile runs there. A timed step runs only
@@ -71,7 +71,7 @@ class RayCrew:
     def __init__(self, stages: Stages, workers: int | None = None) -> None:
         """Use `workers` workers, or one per host (per card where the model is on one), when they are needed."""
         assert isinstance(stages.work, Workspace), "the process that writes the bundle keeps the results"
-        self._stages = stages
+        super().__init__(stages)
         self._work: Workspace = stages.work
         self._count = workers
         self._crew: list[WorkerHandle] = []
@@ -81,7 +81,7 @@ class RayCrew:
     def each(
         self, step: Step[T], rows: Mapping[str, tuple[Any, ...]], timed_on: DeviceKey | None = None
     ) -> dict[str, T]:
-        """Run a step of every domain, those that are not finished on the workers."""
+        """Run a step of every domain as `Alone` does; those that are not finished run on the workers."""
         found = {name: result for name in rows for result in self._finished(step, rows[name])}
         left = {name: rows[name] for name in rows if name not in found}
         if left:
@@ -105,9 +105,6 @@ class RayCrew:
             yield
         finally:
             ray.kill(slot)
-
-    def __enter__(self) -> RayCrew:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

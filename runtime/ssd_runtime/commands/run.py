@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +24,7 @@ from ssd_runtime.commands.options import (
 )
 from ssd_runtime.commands.report import compared_table, explain, finish, report, report_failure, write
 from ssd_runtime.commands.run_options import (
+    CHAT_TOKENS,
     MAX_NEW_TOKENS,
     SAMPLE_TOKENS,
     OutputOptions,
@@ -103,7 +103,7 @@ def run(
         settings = RunSettings(
             strategy.strategy,
             parameters=parameters,
-            max_new_tokens=sampling.max_new_tokens or (SAMPLE_TOKENS if given.samples else MAX_NEW_TOKENS),
+            max_new_tokens=sampling.max_new_tokens or _usual_tokens(given),
             stops=stops,
             raw=prompts.raw,
             compare=output.compare,
@@ -123,11 +123,19 @@ def run(
         summary=Summary(output.compare, concurrency=prompts.concurrency, strategy=strategy.strategy),
     )
     if given.chat:
-        _chat(runner, answers, engine)
+        may_measure = _chat(runner, answers, engine)
     else:
         _decode(runner, answers, prompts.concurrency, engine)
-    with suppress(KeyboardInterrupt):  # all is answered
+        may_measure = True
+    if may_measure:
         _measure(engine, output)
+
+
+def _usual_tokens(given: Prompts) -> int:
+    """Most tokens of an answer where the user does not say."""
+    if given.chat:
+        return CHAT_TOKENS
+    return SAMPLE_TOKENS if given.samples else MAX_NEW_TOKENS
 
 
 def main() -> None:
@@ -184,29 +192,38 @@ class _Answers:
             messages += next_messages(prompt, outcome.turn, outcome)
 
 
-def _measure(engine: Engine, output: OutputOptions) -> None:
-    """Measure the device if the answers so far did not wait for that."""
+def _measure(engine: Engine, output: OutputOptions) -> bool:
+    """Measure the device if the answers so far did not wait for that; returns whether nobody interrupted it."""
     from ssd_runtime.commands.waiting import waiting
 
     if engine.must_be_measured:
-        with waiting("measuring this device; Ctrl-C leaves it to a later run", shown=not output.quiet):
-            engine.measure()
+        try:
+            with waiting("measuring this device; Ctrl-C leaves it to a later run", shown=not output.quiet):
+                engine.measure()
+        except KeyboardInterrupt:
+            return False
+    return True
 
 
-def _chat(runner: Runner, answers: _Answers, engine: Engine) -> None:
-    """Answer the messages that a user types."""
+def _chat(runner: Runner, answers: _Answers, engine: Engine) -> bool:
+    """Answer the messages that a user types; returns whether the device may be measured after them."""
     from ssd_runtime.commands.chat import Chat, run_chat
     from ssd_runtime.engine.output.result import Tally
 
+    may_measure = True
+
     def answered(outcome: Outcome) -> None:
+        nonlocal may_measure
         answers.add(outcome)
         answers.record([outcome])
         if not answers.output.quiet:
             print(Tally.of(outcome).closing_line, file=sys.stderr)
-        with suppress(KeyboardInterrupt):
-            _measure(engine, answers.output)
+        if outcome.generation.finish_reason == "length":
+            _note(f"the answer was cut at {runner.settings.max_new_tokens} tokens; --max-new-tokens allows more")
+        may_measure = may_measure and _measure(engine, answers.output)
 
     run_chat(Chat(runner), answered)
+    return may_measure
 
 
 def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine) -> None:

@@ -16,6 +16,7 @@ from ssd_runtime.sampling.params import SamplingParams, read_sampling
 from ssd_runtime.structure.structure import Structure
 
 MAX_NEW_TOKENS = 128
+CHAT_TOKENS = 2048
 SAMPLE_TOKENS = 48
 """New tokens per sample prompt: enough to see a speed, and soon decoded."""
 
@@ -82,7 +83,8 @@ class SamplingOptions:
             "--max-new-tokens",
             "-n",
             min=1,
-            help=f"Most tokens per answer; {MAX_NEW_TOKENS} by default, {SAMPLE_TOKENS} for sample prompts.",
+            help=f"Most tokens per answer: {MAX_NEW_TOKENS} by default, {CHAT_TOKENS} in a chat, {SAMPLE_TOKENS} for "
+            "sample prompts.",
         ),
     ] = None
     stop: Annotated[list[str] | None, typer.Option(help="End the answer before this text; repeatable.")] = None

@@ -62,11 +62,9 @@ class Engine:
         bundle: Bundle | None = None,
         where: str = "bundle",
         weight_memory: int | None = None,
-        before_measuring: Callable[[], object] | None = None,
         draft_bits: DraftBits = "auto",
-        before_copying: Callable[[str], object] | None = None,
+        say: Callable[[str], object] | None = None,
         bitwise: bool = False,
-        when_busy: Callable[[str], object] | None = None,
         kv_bits: int | None = None,
         measure_later: bool = False,
     ) -> None:
@@ -75,9 +73,8 @@ class Engine:
         `where` names the bundle in errors. Copies of weights, in kernels' layouts and quantised to `draft_bits` for
         drafts, take at most `weight_memory` bytes, by default half of the free memory. With `bitwise`, a verification
         computes the logits of plain steps bit for bit, for one request at a time; raises UserError if the model, its
-        kernels or this device cannot. `before_measuring` is called before this device is measured, and
-        `before_copying` before weights are copied for drafts, with a sentence that states the memory. `when_busy` is
-        called with a sentence where this device is too busy to be measured, so that plans have coarse latencies.
+        kernels or this device cannot. `say` receives a sentence before this device is measured and before weights are
+        copied for drafts, and where the device is too busy to be measured, so that plans have coarse latencies.
         `kv_bits` of 8 holds keys and values in 8 bits, which changes the model's output a little, and drafts and plain
         decoding alike; raises UserError where our own attention does not serve all layers. With `measure_later`, a
         device that is not known is measured by `measure`; until then `auto` drafts by guesses alone.
@@ -104,9 +101,7 @@ class Engine:
             bundle,
             model_key=config_sha256(loaded.model.config.to_dict()),
             draft_bits=draft_bits,
-            before_measuring=before_measuring,
-            before_copying=before_copying,
-            when_busy=when_busy,
+            say=say,
             later=measure_later,
         )
         self._planners = StreamPlanners(self.decoder, bundle, self._tables)

@@ -33,9 +33,8 @@ LOOK_SECONDS = 0.5
 class LatencyTables:
     """The latency tables of one decoder: a bundle's, else those that were measured here, now or on an earlier run.
 
-    `model_key` names the model in the cache of measurements. `before_measuring` is called before this device is
-    measured, and `before_copying` before weights are copied for drafts, with a sentence that states the memory.
-    `when_busy` is called with a sentence where this device is too busy to be measured; this run then plans with a
+    `model_key` names the model in the cache of measurements. `say` receives a sentence before this device is measured,
+    before weights are copied for drafts, and where the device is too busy to be measured; this run then plans with a
     coarse table, which is not kept. With `later` this device is measured when `measure` is called, for strategies that
     can begin with the `provisional` table.
     """
@@ -46,18 +45,14 @@ class LatencyTables:
         bundle: Bundle | None,
         model_key: str,
         draft_bits: DraftBits,
-        before_measuring: Callable[[], object] | None = None,
-        before_copying: Callable[[str], object] | None = None,
-        when_busy: Callable[[str], object] | None = None,
+        say: Callable[[str], object] | None = None,
         later: bool = False,
     ) -> None:
         self._decoder = decoder
         self._bundle = bundle
         self._model_key = model_key
         self._draft_bits = draft_bits
-        self._before_measuring = before_measuring
-        self._before_copying = before_copying
-        self._when_busy = when_busy
+        self._say = say or (lambda _: None)
         self._later = later
         self._light_later = False
         """Whether a strategy that began with the provisional table will use light copies."""
@@ -75,8 +70,10 @@ class LatencyTables:
             if is_swamped(others, working_threads(self._decoder.device), processors):
                 self._say_busy(others_text(others, processors))
                 return self.__dict__.get("provisional") or coarse_latency(self._decoder)
-            if self._before_measuring is not None:
-                self._before_measuring()
+            self._say(
+                "first run of this model with these settings: measuring this device for about half a minute; later "
+                "runs read the result"
+            )
             table = self._sound_or_coarse(lambda: measure_latency(self._decoder, between=self._between))
         keep_latency(self._decoder, self._model_key, table)
         return table
@@ -147,17 +144,16 @@ class LatencyTables:
             return error.coarse
 
     def _say_busy(self, seen: str) -> None:
-        if self._when_busy is not None:
-            self._when_busy(
-                f"this device is too busy to be measured ({seen}); its latencies are coarse until another run measures "
-                "again; --threads leaves processors to other programs"
-            )
+        self._say(
+            f"this device is too busy to be measured ({seen}); its latencies are coarse until another run measures "
+            "again; --threads leaves processors to other programs"
+        )
 
     def lighten(self) -> bool:
         """Make light copies of the weights, unless they exist; returns whether there are any."""
         if not self._copied:
             self._copied = True
-            make_copies(self._decoder, self._draft_bits, self._before_copying)
+            make_copies(self._decoder, self._draft_bits, self._say)
         return bool(self._decoder.light.kernels)
 
     def dense_table(self) -> LatencyTable:

@@ -69,15 +69,10 @@ def open_engine(
             bundle=source.bundle,
             where=source.where,
             weight_memory=settings.weight_memory,
-            before_measuring=lambda: note(
-                "first run of this model with these settings: measuring this device for about half a minute; "
-                "later runs read the result"
-            ),
             draft_bits=settings.draft_bits,
-            before_copying=lambda told: note(f"{told}; --draft-bits none decodes without"),
+            say=note,
             bitwise=settings.bitwise,
             kv_bits=settings.kv_bits,
-            when_busy=note,
             measure_later=measure_later,
         )
     for warning in ignored:

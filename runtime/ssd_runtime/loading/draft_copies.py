@@ -21,7 +21,10 @@ def make_copies(decoder: Decoder, bits: DraftBits, say: Callable[[str], object] 
     if most <= 0:
         return
     if say is not None:
-        say(f"drafts may run on copies of the weights with fewer bits, which take up to {gib(most)}")
+        say(
+            f"drafts may run on copies of the weights with fewer bits, which take up to {gib(most)}; --draft-bits none "
+            "decodes without"
+        )
     with guard_memory("copying weights for drafts", decoder.device, "give --draft-bits none"):
         decoder.lighten(bits)
     return_freed()

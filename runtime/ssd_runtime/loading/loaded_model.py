@@ -27,20 +27,9 @@ from ssd_runtime.structure.grammars import Grammars
 from ssd_runtime.templates.renderer import TemplateRefused
 
 UNSUPPORTED = (
-    "no_repeat_ngram_size",
-    "encoder_repetition_penalty",
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "sequence_bias",
-    "min_length",
-    "min_new_tokens",
-    "num_beams",
-    "guidance_scale",
-    "exponential_decay_length_penalty",
+    *("no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
+    *("min_length", "min_new_tokens", "num_beams", "guidance_scale", "exponential_decay_length_penalty"),
 )
 """Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
 PACKED = "gguf"
@@ -118,10 +107,12 @@ class LoadedModel:
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end generation."""
-        eos = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        eos = self.tokenizer.eos_token_id if eos is None else eos
-        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+        """Tokens that end generation: those of the generation config, and the tokenizer's, which ends a chat's turn."""
+        config = self.model.generation_config
+        named = [None if config is None else config.eos_token_id, self.tokenizer.eos_token_id]
+        return frozenset(
+            token for eos in named if eos is not None for token in ([eos] if isinstance(eos, int) else eos)
+        )
 
     def require_settings(self, spec: str) -> None:
         """Raise UserError, which calls the model `spec`, unless its generation settings have the types they need."""

@@ -24,6 +24,7 @@ from ssd_runtime.loading.loaded_model import PACKED, LoadedModel
 from ssd_runtime.loading.sources import NAMED, can_be_packed, find_model, find_packed, weight_files
 from ssd_runtime.loading.wheels import DEMO
 from ssd_runtime.weights.dtype_names import read_dtype
+from ssd_runtime.weights.gguf.kernels import held_bytes
 
 WEIGHTS = ("dense", "packed")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -84,7 +85,7 @@ def _load_packed(spec: str, device: str | None, dtype: str | None, allow_special
     config = read_config(spec, source.folder, most_layers=len(source.gguf.tensors), most_size=source.gguf.dense_bytes)
     tokenizer = read_tokenizer(spec, source.folder, config)
     generation = read_generation_config(spec, source.folder)
-    require_room(spec, source.gguf.nbytes, torch.device("cpu"))
+    require_room(spec, held_bytes(source.gguf), torch.device("cpu"))
     model, file = packed_model(source.gguf, config)
     model.generation_config = generation
     loaded = LoadedModel(

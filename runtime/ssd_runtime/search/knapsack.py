@@ -80,26 +80,12 @@ def searching_knapsack(
     The paper keeps a state for every j, which a GPU runs in the time of one. With `most`, at most so many are kept
     after each item: those where skipping more begins to cost. A request has at most `piece` rows, or those of one j.
     """
+    programme = _Programme(
+        decoder=decoder, reference=reference, weights=weights, threshold=threshold, most=most, piece=piece
+    )
     heaviest = math.floor(budget * sum(weights.items)) if exactly is None else exactly
-    level, choices = yield from _filling(
-        decoder=decoder,
-        reference=reference,
-        weights=weights,
-        threshold=threshold,
-        least=exactly or 0,
-        heaviest=heaviest,
-        most=most,
-        piece=piece,
-    )
-    work = _rating(
-        decoder=decoder,
-        reference=reference,
-        weights=weights,
-        choices=choices,
-        level=level,
-        piece=piece,
-    )
-    return (yield from work)
+    level, choices = yield from programme.filled(exactly or 0, heaviest)
+    return (yield from programme.rated(level, choices))
 
 
 class _Choice(NamedTuple):
@@ -124,57 +110,101 @@ class _Level:
         return _Level([self.weights[place] for place in kept], self.x[:, to_device(kept, self.x.device)])
 
 
-def _filling(
-    decoder: Decoder,
-    reference: ReferenceStates,
-    weights: Weights,
-    threshold: float,
-    least: int,
-    heaviest: int,
-    most: int,
-    piece: int | None,
-) -> Work[tuple[_Level, list[dict[int, _Choice]]]]:
-    """Run all items; returns the states after the last one, and after each item the choice of every state.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Programme:
+    """One run of the dynamic programme."""
 
-    States that cannot reach the weight `least`, or are beyond `heaviest`, are left out.
-    """
-    layers = decoder.shape.num_layers
-    rest = sum(weights.items)
-    per_item = 2 * layers // len(weights.items)
-    groups = [decoder.batches.variants(group.cache, group.start, len(group)) for group in reference.groups]
-    level = _Level([0], reference.states[0][:, None])
-    choices: list[dict[int, _Choice]] = []
-    for item, weight in enumerate(weights.items):
-        rest -= weight
-        first = item * per_item
-        last = first + per_item
-        target = reference.states[last][:, None]
-        ways = dict[_Choice, _Level]()
-        for at, saved in weights.options(item):
-            ways[_Choice(at, saved)] = yield from _executing(
-                groups=groups,
-                level=level.between(least - rest - saved, heaviest - saved),
-                full=target,
-                first=first,
-                last=last,
-                mask=SubLayerPlan.of(layers).lightened(at) if at else None,
-                piece=piece,
-            )
-        skipping = level.between(least - rest - weight, heaviest - weight)
-        if decoder.family.layer_scalar:  # a skipped MLP is not nothing
-            skipping = yield from _executing(
-                groups=groups,
-                level=skipping,
-                full=target,
-                first=first,
-                last=last,
-                mask=SubLayerPlan.of(layers, range(first, last)),
-                piece=piece,
-            )
-        ways[_Choice(None, weight)] = skipping
-        level, choice = _best(ways, target=target, threshold=threshold, most=most)
-        choices.append(choice)
-    return level, choices
+    decoder: Decoder
+    reference: ReferenceStates
+    weights: Weights
+    threshold: float
+    most: int
+    piece: int | None
+
+    def filled(self, least: int, heaviest: int) -> Work[tuple[_Level, list[dict[int, _Choice]]]]:
+        """Run all items; returns the states after the last one, and after each item the choice of every state.
+
+        States that cannot reach the weight `least`, or are beyond `heaviest`, are left out.
+        """
+        layers, items = self.decoder.shape.num_layers, self.weights.items
+        rest = sum(items)
+        per_item = 2 * layers // len(items)
+        level = _Level([0], self.reference.states[0][:, None])
+        batches = self.decoder.batches
+        rows = [batches.variants(group.cache, group.start, len(group)) for group in self.reference.groups]
+        choices: list[dict[int, _Choice]] = []
+        for item, weight in enumerate(items):
+            rest -= weight
+            span = range(item * per_item, (item + 1) * per_item)
+            target = self.reference.states[span.stop][:, None]
+            ways = dict[_Choice, _Level]()
+            for at, saved in self.weights.options(item):
+                mask = SubLayerPlan.of(layers).lightened(at) if at else None
+                kept = level.between(least - rest - saved, heaviest - saved)
+                ways[_Choice(at, saved)] = yield from self._executed(kept, rows, full=target, span=span, mask=mask)
+            skipping = level.between(least - rest - weight, heaviest - weight)
+            if self.decoder.family.layer_scalar:  # a skipped MLP is not nothing
+                mask = SubLayerPlan.of(layers, span)
+                skipping = yield from self._executed(skipping, rows, full=target, span=span, mask=mask)
+            ways[_Choice(None, weight)] = skipping
+            level, choice = _best(ways, target=target, threshold=self.threshold, most=self.most)
+            choices.append(choice)
+        return level, choices
+
+    def _executed(
+        self, level: _Level, groups: Sequence[Variants], full: Tensor, span: range, mask: SubLayerPlan | None
+    ) -> Work[_Level]:
+        """Run the sub-layers `span` on every state, all budgets together, in full or in the bits of `mask`.
+
+        In full, the state that skips nothing becomes `full`.
+        """
+        known = mask is None and level.weights[:1] == [0]
+        x = level.x[:, 1:] if known else level.x
+        rows, count, _ = x.shape
+        if count:
+            parts = list[Tensor]()
+            for part in x.split(max(1, self.piece // rows) if self.piece else count, dim=1):
+                segments = [variants.times(part.shape[1]) for variants in groups]
+                states = yield Forward(segments, part.flatten(0, 1), mask=mask, first=span.start, last=span.stop)
+                parts.append(states.view_as(part))
+            x = torch.cat(parts, 1)
+        return _Level(level.weights, torch.cat([full, x], 1) if known else x)
+
+    def rated(self, level: _Level, choices: list[dict[int, _Choice]]) -> Work[list[Candidate]]:
+        """Rate the masks of the last level, whose states run through the head at most `piece` at a time."""
+        states = level.x.flatten(0, 1)
+        parts = list[Tensor]()
+        for part in states.split(self.piece or len(states)):
+            best, _ = yield Head(part, best=True, bits=self.weights.head)
+            parts.append(best)
+        tokens = torch.cat(parts)
+        matches = tokens.view(-1, len(level.weights)) == self.reference.targets[:, None]
+        normed = yield FinalNorm(states)
+        final = normed.unflatten(0, level.x.shape[:2])
+        target = (yield FinalNorm(self.reference.states[-1]))[:, None]
+        cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)
+        agreements, cosines = torch.stack([matches.float().mean(0), cosine_rows.mean(0)]).tolist()
+        return [
+            Candidate(mask=self._mask(choices, weight), skipped_weight=weight, cosine=cosine, token_agreement=agreement)
+            for weight, cosine, agreement in zip(level.weights, cosines, agreements, strict=True)
+        ]
+
+    def _mask(self, choices: list[dict[int, _Choice]], skipped_weight: int) -> SubLayerPlan:
+        """Follow the choices back from the last item; returns the mask that skips `skipped_weight`."""
+        layers = self.decoder.shape.num_layers
+        skipped = list[int]()
+        bits_of = {2 * layers: self.weights.head}
+        left = skipped_weight
+        per_item = 2 * layers // len(choices)
+        for item in range(len(choices) - 1, -1, -1):
+            bits, saved = choices[item][left]
+            sublayers = range(item * per_item, (item + 1) * per_item)
+            if bits is None:
+                skipped += sublayers
+            else:
+                bits_of |= dict.fromkeys(sublayers, bits)
+            left -= saved
+        return SubLayerPlan.of(layers, skipped).lightened(bits_of)
 
 
 def _best(
@@ -217,78 +247,3 @@ def _thinned(cosines: dict[int, float], most: int) -> list[int]:
     while len(kept) > max(2, most):
         del kept[min(range(1, len(kept) - 1), key=knee)]
     return kept
-
-
-def _executing(
-    groups: Sequence[Variants],
-    level: _Level,
-    full: Tensor,
-    first: int,
-    last: int,
-    mask: SubLayerPlan | None,
-    piece: int | None,
-) -> Work[_Level]:
-    """Run an item's sub-layers on every state, all budgets together, in full or in the bits of `mask`.
-
-    In full, the state that skips nothing becomes `full`.
-    """
-    known = mask is None and level.weights[:1] == [0]
-    x = level.x[:, 1:] if known else level.x
-    rows, count, _ = x.shape
-    if count:
-        parts = list[Tensor]()
-        for part in x.split(max(1, piece // rows) if piece else count, dim=1):
-            segments = [variants.times(part.shape[1]) for variants in groups]
-            states = yield Forward(segments, part.flatten(0, 1), mask=mask, first=first, last=last)
-            parts.append(states.view_as(part))
-        x = torch.cat(parts, 1)
-    return _Level(level.weights, torch.cat([full, x], 1) if known else x)
-
-
-def _rating(
-    decoder: Decoder,
-    reference: ReferenceStates,
-    weights: Weights,
-    choices: list[dict[int, _Choice]],
-    level: _Level,
-    piece: int | None,
-) -> Work[list[Candidate]]:
-    """Rate the masks of the last level, whose states run through the head at most `piece` at a time."""
-    states = level.x.flatten(0, 1)
-    parts = list[Tensor]()
-    for part in states.split(piece or len(states)):
-        best, _ = yield Head(part, best=True, bits=weights.head)
-        parts.append(best)
-    tokens = torch.cat(parts)
-    matches = tokens.view(-1, len(level.weights)) == reference.targets[:, None]
-    normed = yield FinalNorm(states)
-    final = normed.unflatten(0, level.x.shape[:2])
-    target = (yield FinalNorm(reference.states[-1]))[:, None]
-    cosine_rows = torch.cosine_similarity(final.float(), target.float(), -1)
-    agreements, cosines = torch.stack([matches.float().mean(0), cosine_rows.mean(0)]).tolist()
-    return [
-        Candidate(
-            mask=_mask(num_layers=decoder.shape.num_layers, weights=weights, choices=choices, skipped_weight=weight),
-            skipped_weight=weight,
-            cosine=cosine,
-            token_agreement=agreement,
-        )
-        for weight, cosine, agreement in zip(level.weights, cosines, agreements, strict=True)
-    ]
-
-
-def _mask(num_layers: int, weights: Weights, choices: list[dict[int, _Choice]], skipped_weight: int) -> SubLayerPlan:
-    """Follow the choices back from the last item; returns the mask that skips `skipped_weight`."""
-    skipped = list[int]()
-    bits_of = {2 * num_layers: weights.head}
-    left = skipped_weight
-    per_item = 2 * num_layers // len(choices)
-    for item in range(len(choices) - 1, -1, -1):
-        bits, saved = choices[item][left]
-        sublayers = range(item * per_item, (item + 1) * per_item)
-        if bits is None:
-            skipped += sublayers
-        else:
-            bits_of |= dict.fromkeys(sublayers, bits)
-        left -= saved
-    return SubLayerPlan.of(num_layers, skipped).lightened(bits_of)

@@ -12,7 +12,7 @@ from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import KVPool
 from ssd_runtime.sequence.prompt_states import BLOCK, PromptStates
 
-SHARE = 0.25
+SHARE = 0.5
 """Largest share of the pool that prefixes take."""
 TAKEN_OVER = 0.75
 """A sequence that reuses at least this share of a prefix takes over its cache; others copy the common part."""

@@ -80,7 +80,7 @@ def test_a_measurement_that_is_interrupted_leaves_nothing(decoder: Decoder, monk
     def interrupt() -> None:
         nonlocal works
         works += 1
-        if works == 1000:
+        if works == 300:
             raise InterruptedTestError
 
     tables.provisional_for(light=False)

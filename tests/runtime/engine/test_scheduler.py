@@ -151,17 +151,6 @@ def test_the_most_tokens_of_a_pool_are_those_of_a_lone_request() -> None:
                     assert len(scheduler.finish(job).token_ids) == most - length
 
 
-def test_a_job_that_fails_takes_no_other_with_it() -> None:
-    scheduler = Scheduler(Decoder(tiny_model("llama")), 3)
-    jobs = [add(scheduler, ids, Limits(6)) for ids in ([1, 2, 3], [5] * 300, [])]
-    finish(scheduler)
-    assert len(jobs[0].ended().token_ids) == 6
-    with pytest.raises(UserError, match="context holds 128"):
-        jobs[1].ended()
-    with pytest.raises(UserError, match="is empty"):
-        jobs[2].ended()
-
-
 PLANTED, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=512), 0.01, 12)
 DECODER = Decoder(PLANTED)
 PROMPTS = [[7, 7, 9], [1, 2, 3, 4], [5, 6] * 9, [50, 40, 30], [8], list(range(20, 60))]

@@ -18,7 +18,6 @@ from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model, packed_model
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.head.output_head import OutputHead
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
@@ -242,15 +241,29 @@ def test_a_qwen_file_whose_eos_is_the_texts_end_stops_at_a_turns_end_too(
     save_gguf(path, model, Type.Q8_0, vocabulary)
     loaded = load_model(str(path), "cpu", weights=weights)
     assert {tokens[end] for end in loaded.eos_ids} == {"<|im_end|>", "<|endoftext|>"}
-    # A model that says the turn's end, whatever it is asked: nothing of it is shown, and nothing follows.
-    says = loaded.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    session = Session(Decoder(loaded.model))
-    monkeypatch.setattr(OutputHead, "__call__", lambda _, normed, *__: _says(says, len(normed), len(tokens)))
-    generation = generate(session, loaded.encode([("user", "Hi")]), PlainPlanner(), Limits(8, loaded.eos_ids))
-    assert generation.token_ids == [says]
 
 
-def _says(token: int, rows: int, vocabulary: int) -> torch.Tensor:
-    logits = torch.zeros(rows, vocabulary)
-    logits[:, token] = 9.0
-    return logits
+@pytest.mark.parametrize("weights", ["dense", "packed"])
+def test_a_files_template_for_tools_is_taken_for_tools(
+    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    path, own = tmp_path / "model.gguf", {"": "plain", ".tool_use": "with tools", ".rag": "with documents"}
+    templates = {f"tokenizer.chat_template{name}": text for name, text in own.items()}
+    save_gguf(path, tiny_model("qwen2", **SIZES), Type.Q8_0, templates)
+    tokenizer = load_model(str(path), "cpu", weights=weights).tokenizer
+    assert tokenizer.get_chat_template(None, [{"name": "f"}]) == "with tools"
+    assert tokenizer.get_chat_template(None) == "plain"
+
+
+def test_a_dense_granite_4_without_recurrences_is_a_granite(tmp_path: Path) -> None:
+    """Its converter writes the sizes of recurrences that it has not, and its MLP's as those of a shared expert."""
+    model, path = tiny_model("granite", **SIZES), tmp_path / "model.gguf"
+    names = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
+    more = {f"granite.ssm.{name}": 4 for name in names}
+    inner = model.config.intermediate_size
+    more |= {"granite.expert_shared_feed_forward_length": inner, "granite.feed_forward_length": 2 * inner}
+    save_gguf(path, model, Type.Q8_0, more)
+    index = GgufIndex.read(path)
+    packed, _ = packed_model(index, gguf_config(index))
+    assert packed.config.intermediate_size == inner

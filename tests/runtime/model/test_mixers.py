@@ -180,7 +180,7 @@ class Anything(Planner):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("variant", [name for name in (*HYBRIDS, *SHARING) if name not in ALIKE])
+@pytest.mark.parametrize("variant", [name for name in ("qwen3", *HYBRIDS, *SHARING) if name not in ALIKE])
 def test_any_plans_give_plain_decoding(variant: str, packed: bool, tmp_path: Path) -> None:
     model = quantised_pair(tmp_path, variant, Type.Q8_0)[0] if packed else tiny_model(variant, seed=2)
     decoder, limits = Decoder(model), Limits(50)

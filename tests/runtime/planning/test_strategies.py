@@ -15,7 +15,6 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.cache.kv_cache import LOOKBACK
@@ -102,18 +101,6 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) ->
             assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
             begun += sum(cycle.begun for cycle in got.cycles)
         assert begun
-
-
-@pytest.mark.parametrize("variant", ["phi3-longrope", "gemma3", "lfm2"])
-@pytest.mark.parametrize("name", sorted(FAST))
-def test_families_with_windows_and_switches(name: str, variant: str) -> None:
-    model = tiny_model(variant, seed=1)
-    decoder, ids = Decoder(model), list(range(2, 14))
-    got = generate(Session(decoder), ids, strategy(name, *FAST[name], decoder=decoder)(), Limits(60))
-    out = model.generate(torch.tensor([ids]), max_new_tokens=60, do_sample=False)[0, len(ids) :].tolist()
-    # transformers 5.0.0's own generate leaves its model behind longrope's switch: the first difference is judged.
-    assert compare(Session(decoder), ids, out, got.token_ids).kind is not Kind.ERROR
-    assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), Limits(60)).token_ids
 
 
 @pytest.mark.parametrize("layers", [1, 3])

@@ -102,19 +102,20 @@ def test_a_busy_run_goes_on_with_coarse_latencies_and_keeps_none(
     monkeypatch.setattr("ssd_runtime.engine.latency_tables.others_during", lambda _: 0.0)
     machine = StandInMachine(monkeypatch, bursts(1))
     said = list[str]()
-    tables = LatencyTables(decoder, None, KEY, "none", when_busy=said.append)
+    tables = LatencyTables(decoder, None, KEY, "none", say=said.append)
     assert tables.table.step_seconds(16) == pytest.approx(machine.step_seconds(1, LAYERS), rel=0.2)
-    assert len(said) == 1
-    assert said[0].startswith("this device is too busy to be measured (")
-    assert said[0].endswith(
+    measuring, busy = said
+    assert measuring.startswith("first run of this model")
+    assert busy.startswith("this device is too busy to be measured (")
+    assert busy.endswith(
         "its latencies are coarse until another run measures again; --threads leaves processors to other programs"
     )
     assert not latency_path(decoder, KEY).exists()
     machine.slowness = lambda _: 1.0
-    later = LatencyTables(decoder, None, KEY, "none", when_busy=said.append)
+    later = LatencyTables(decoder, None, KEY, "none", say=said.append)
     assert_quiet(later.table, machine)
     assert latency_path(decoder, KEY).exists()
-    assert len(said) == 1
+    assert said[2:] == [measuring]
 
 
 @pytest.mark.parametrize(
@@ -128,13 +129,12 @@ def test_a_machine_of_which_others_have_half_is_not_measured(
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     monkeypatch.setattr("torch.get_num_threads", lambda: threads)
     machine, said = StandInMachine(monkeypatch), list[str]()
-    tables = LatencyTables(
-        decoder, None, KEY, "none", before_measuring=lambda: said.append("measuring"), when_busy=said.append
-    )
+    tables = LatencyTables(decoder, None, KEY, "none", say=said.append)
     assert_quiet(tables.table, machine)
     assert latency_path(decoder, KEY).exists() == kept
+    assert len(said) == 1
     if kept:
-        assert said == ["measuring"]
+        assert "measuring this device for about half a minute" in said[0]
     else:
         assert machine.time < 20.0
         assert f"(other processes keep {others} of 2 processors busy)" in said[0]

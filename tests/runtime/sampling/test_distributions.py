@@ -17,8 +17,8 @@ from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.planning_time import PlanningTime
@@ -31,6 +31,7 @@ from ssd_runtime.sampling.sampler import Sampler, rejection_sample
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table
+from tests.together import add, finish
 
 
 def far(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -139,10 +140,14 @@ def sampled(make_planner: MakePlanner, sampling: SamplingParams, runs: int = RUN
 
     Every other time the answer goes on, so that drafts have room; else the third token stands behind all drafts.
     """
-    counts = np.zeros((SMALL,) * 3)
-    for seed in range(runs):
-        session, limits = Session(TINY, replace(sampling, seed=seed)), Limits(3 + 2 * (seed % 2))
-        counts[tuple(generate(session, PROMPT, make_planner(), limits).token_ids[:3])] += 1
+    counts, scheduler = np.zeros((SMALL,) * 3), Scheduler(TINY, 32)
+    jobs = [
+        add(scheduler, PROMPT, Limits(3 + 2 * (seed % 2)), make_planner(), replace(sampling, seed=seed))
+        for seed in range(runs)
+    ]
+    finish(scheduler)
+    for job in jobs:
+        counts[tuple(job.ended().token_ids[:3])] += 1
     return counts.reshape(-1)
 
 

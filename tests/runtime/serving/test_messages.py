@@ -99,7 +99,6 @@ def test_answers_whole_parsed_and_streamed_go_back_and_forth(client: openai.Open
 @pytest.mark.parametrize(
     ("message", "param"),
     [
-        ({"role": "assistant", "content": "x", "nonsense": None}, "messages.0.nonsense"),
         ({"role": "user", "content": "x", "refusal": "no"}, "messages.0.refusal"),
         ({"role": "user", "content": "x", "parsed": {"n": 1}}, "messages.0.parsed"),
         ({"role": "user", "content": None, "refusal": None}, "messages.0.content"),

@@ -47,7 +47,7 @@ def chat(address: str, **fields: Any) -> tuple[int, Any]:
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"max_tokens": 401}, "max_tokens", "invalid_value"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens", "invalid_value"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "invalid_value"),
+        ({"stop": [str(number) for number in range(33)]}, "stop", "invalid_value"),
         ({"stop": ""}, "stop", "invalid_value"),
         ({"stop": [1]}, "stop", "invalid_value"),
         ({"n": 17}, "n", "invalid_value"),
@@ -89,7 +89,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(address: str, fields: Any, p
         ({"logit_bias": {"5": "x"}}, "logit_bias", "logit_bias: '5': input should be a valid number"),
         ({"logit_bias": {"5": None}}, "logit_bias", "logit_bias: '5': input should be a valid number"),
         ({"logit_bias": [5]}, "logit_bias", "logit_bias: input should be a valid dictionary"),
-        ({"stop": [1]}, "stop", "stop: expected text, or a list of up to four texts"),
+        ({"stop": [1]}, "stop", "stop: expected text, or a list of up to 32 texts"),
         ({"ssd": {"parameters": {"x": []}}}, "ssd.parameters.x", "ssd.parameters.x: expected text or a number"),
         ({"ssd": {"parameters": {"a-b": []}}}, "ssd.parameters", "ssd.parameters: 'a-b': expected text or a number"),
         ({"messages": [{"role": "user", "content": [1]}]}, "messages.0.content", "messages.0.content: expected text"),
@@ -101,6 +101,19 @@ def test_a_complaint_says_what_is_wrong_with_which_value(address: str, fields: A
     status, body = chat(address, **fields)
     assert (status, body["error"]["param"]) == (400, param)
     assert body["error"]["message"].startswith(message)
+
+
+def test_what_other_servers_have_added_is_ignored(address: str) -> None:
+    """Clients send it back in messages and tools, and send null for what they do not use."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "x": 1}, "extra_content": {}}
+    messages = [
+        {"role": "user", "content": "Why?", "id": "u1"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "provider_specific_fields": {"refusal": None}},
+        {"role": "tool", "content": "5", "tool_call_id": "1", "cache_control": {}},
+    ]
+    status, body = chat(address, messages=messages, prompt_logprobs=None, top_a=None)
+    assert status == 200, body
+    assert chat(address, stop=[f"stop {number}" for number in range(32)])[0] == 200
 
 
 def test_every_field_of_openais_interface_is_known(address: str) -> None:

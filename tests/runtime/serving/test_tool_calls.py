@@ -109,8 +109,8 @@ FORMS = {
     "granite": ('<tool_call>[{"name": "weather", "arguments": {"city": "Ulm"}}]</tool_call>', ()),
     "granite 3.1": ('<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm"}}]', ()),
     "phi 4": ('<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm"}}]<|/tool_call|>', ()),
-    "phi 4, functools": ('functools[{"name": "weather", "arguments": {"city": "Ulm"}}]', ()),
-    "gemma 3": ('```json\n{"name": "weather", "parameters": {"city": "Ulm"}}\n```', ()),
+    "phi 4, functools": ('functools[{"name": "weather", "arguments": {"city": "Ulm"}}]', ("weather",)),
+    "gemma 3": ('```json\n{"name": "weather", "parameters": {"city": "Ulm"}}\n```', ("weather",)),
     "other order": (f'{OPEN}{{"arguments": {{"city": "Ulm"}}, "name": "weather"}}{CLOSE}', ()),
 }
 
@@ -122,6 +122,27 @@ def test_the_forms_of_models_are_read_whole_and_letter_by_letter(form: str) -> N
     for cuts in ([], list(range(len(text)))):
         words, found = parts_of(text, cuts, bare=bare)
         assert (words.strip(), found) == ("", calls)
+
+
+@pytest.mark.parametrize(
+    "block",
+    ['{"name": "my-app", "version": "1.0.0"}', '{"name": "my-app", "arguments": {}}', '[{"name": "a"}, {"name": "b"}]'],
+)
+def test_a_block_of_json_that_names_no_tool_stays_text(block: str) -> None:
+    text = f"Here:\n```json\n{block}\n```\nThat is it."
+    for cuts in ([], list(range(len(text)))):
+        assert parts_of(text, cuts, bare=("weather",)) == (text, [])
+
+
+def test_half_a_character_in_a_call_is_escaped() -> None:
+    words, [(name, arguments)] = parts_of(f'{OPEN}{{"arguments": {{"city": "\\ud83d"}}, "name": "weather"}}{CLOSE}', [])
+    assert (words, name) == ("", "weather")
+    assert json.loads(arguments.encode()) == {"city": "\ud83d"}
+
+
+def test_a_line_break_in_a_name_is_no_call() -> None:
+    text = f'{OPEN}{{"name": "get\nweather", "arguments": {{"a": 1}}}}{CLOSE}'
+    assert parts_of(text, list(range(len(text)))) == (text, [])
 
 
 def test_arguments_come_as_they_are_written() -> None:

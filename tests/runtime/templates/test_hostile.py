@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
-from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 
-from ssd_profiles.errors import UserError
-from ssd_runtime.commands.run import main as run_main
-from ssd_runtime.loading.models import load_model
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateLimits, TemplateRefused, TemplateRenderer
-from tests.folders import save_tiny_model
 
 SECONDS = 2.0
 LIMITS = TemplateLimits(seconds=SECONDS, memory_bytes=256 << 20, characters=1 << 20)
@@ -189,24 +183,3 @@ def _is_running(process: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def test_the_command_says_so_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = save_tiny_model(tmp_path / "model")
-    (folder / "chat_template.jinja").write_text("{{ 1/0 }}")
-    monkeypatch.setattr(sys, "argv", ["ssd-run", "--model", str(folder), "The river", "--strategy", "plain", "--quiet"])
-    with pytest.raises(SystemExit) as ended:
-        run_main()
-    shown = capfd.readouterr()
-    assert ended.value.code == 2
-    assert "Traceback" not in shown.err
-    assert "the model's chat template refuses it (" in shown.err.splitlines()[-1]
-
-
-def test_an_error_does_not_tell_the_mark_of_control_tokens(tmp_path: Path) -> None:
-    loaded = load_model(str(save_tiny_model(tmp_path / "model")), "cpu")
-    loaded.tokenizer.chat_template = "{{ raise_exception(messages[0].content) }}"
-    with pytest.raises(UserError, match=r"refuses it \(never say <s> again\)"):
-        loaded.encode([("user", "never say <s> again")])

@@ -114,7 +114,9 @@ def _require_own_code_unneeded(spec: str, raw: Mapping[str, Any]) -> None:
 def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most_size: int) -> None:
     """Raise UserError for a size that is no whole number, or none of a model of these tensors."""
     for name in SIZES:
-        if not (name in DEFAULTED and entries.get(name) is None):
+        # Dense Granite-4 models have 0 of 0 experts.
+        is_of_none = name == "num_experts_per_tok" and entries.get("num_local_experts") == 0
+        if not (is_of_none or (name in DEFAULTED and entries.get(name) is None)):
             _require_count(spec, entries, name, most_size)
     layers = _require_count(spec, entries, "num_hidden_layers", most_layers)
     by_layer = {} if entries.get("per_layer_config") is None else entries["per_layer_config"]

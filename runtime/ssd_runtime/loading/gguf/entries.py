@@ -13,6 +13,7 @@ SOFTMAX, SIGMOID, CHOSEN = 1, 2, 3
 KV_HEADS = "attention.head_count_kv"
 """Number of key-value heads; in a list by layer, 0 for layers that mix tokens otherwise than by attention."""
 PREDICTING = "nextn_predict_layers"
+SSM_SIZES = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 """Number of layers after the model's own that predict further tokens."""
 QUERY_SCALING = "attention.temperature_scale"
 """Growth of queries with their position (`Family.query_scaling`)."""
@@ -136,6 +137,13 @@ def _windows(metadata: Metadata, common: Entries, period: int, default: int) -> 
 
 def granite(metadata: Metadata, common: Entries) -> Entries:
     """Granite's own entries."""
+    # Files of Granite-4's dense models without recurrences have these sizes too, and their MLP's under another name.
+    metadata.ignore(f"ssm.{name}" for name in SSM_SIZES)
+    shared = metadata.optional(int, "expert_shared_feed_forward_length")
+    return {**_rotated_granite(metadata), **({"intermediate_size": shared} if shared else {})}
+
+
+def _rotated_granite(metadata: Metadata) -> Entries:
     metadata.expect("rope.scaling.finetuned", True)  # without it the architecture has no rotation
     return _granite_factors(metadata)
 
@@ -153,7 +161,7 @@ def _granite_factors(metadata: Metadata) -> Entries:
 
 def granitemoe(metadata: Metadata, common: Entries) -> Entries:
     """Granite-MoE's own entries, with an expert of all rows or without."""
-    entries = {**granite(metadata, common), **_experts(metadata, common)}
+    entries = {**_rotated_granite(metadata), **_experts(metadata, common)}
     shared = metadata.optional(int, "expert_shared_feed_forward_length")
     return {**entries, "model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else entries
 

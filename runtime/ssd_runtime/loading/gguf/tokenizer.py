@@ -21,38 +21,11 @@ PREFIX = "tokenizer"
 SPACE = "▁"
 """The space in the tokens of SentencePiece."""
 ENDS = (
-    "<|eot_id|>",
-    "<|im_end|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "</s>",
-    "<|eom_id|>",
-    "<EOT>",
-    "_<EOT>",
-    "[EOT]",
-    "[EOS]",
-    "<|end_of_text|>",
-    "<end_of_utterance>",
-    "<eos>",
-    "<turn|>",
-    "<|tool_response>",
-    "<｜end▁of▁sentence｜>",
-    "<|fim_pad|>",
-    "<fim-pad>",
-    "<fim_pad>",
-    "<PAD>",
-    "[PAD]",
-    "<|fim_repo|>",
-    "<|repo_name|>",
-    "<fim-repo>",
-    "<REPO>",
-    "<reponame>",
-    "<|file_sep|>",
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "<|fim_pad|>"),
+    *("<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>"),
+    *("<reponame>", "<|file_sep|>"),
 )
 """Tokens that end an answer by their names, as llama.cpp has them: turns, texts, and the files of code models."""
 MESSAGE_END = "<|end|>"
@@ -71,6 +44,7 @@ NO_MERGE = (*SPECIAL, TokenType.USER_DEFINED, TokenType.BYTE, TokenType.UNUSED)
 """Types of tokens that text cannot become by merging pieces."""
 LONGEST_PIECE = 256
 """Letters of a piece that is looked at in every way to merge it; SentencePiece makes pieces of 16 letters."""
+WITH_TOOLS = "tool_use"
 STRIPPING = ("phi-3", "phi3")
 """Parts of models' names whose special tokens take the spaces after them along, which no metadata says."""
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
@@ -157,7 +131,9 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
         raise
     except Exception as error:  # what the tokenizers library raises is no narrower
         raise UserError(f"{index.path}: its tokenizer is damaged ({str(error).splitlines()[0]}); {ADVICE}") from None
-    template = metadata.optional(str, "chat_template")
+    template, with_tools = (metadata.optional(str, f"chat_template{end}") for end in ("", f".{WITH_TOOLS}"))
+    # transformers takes the second one for requests with tools, and no other by itself.
+    both = template is not None and with_tools is not None
     _add_ends_of_text(tokenizer, metadata, vocabulary, add_bos)
     metadata.ignore(HARMLESS)
     metadata.ignore(key for key in metadata.left if key.startswith("chat_template."))
@@ -167,7 +143,7 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
-        chat_template=template,
+        chat_template={"default": template, WITH_TOOLS: with_tools} if both else template,
         **{f"{name}_token": vocabulary.role(role) for name, role in roles.items()},
     ), vocabulary.ends
 

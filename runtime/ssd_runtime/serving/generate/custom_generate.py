@@ -244,14 +244,7 @@ class _Engines:
             warnings.simplefilter("ignore", IgnoredSettingsWarning)
             # Only bundles and texts need the tokenizer.
             loaded = LoadedModel.of(model, cast(PreTrainedTokenizerBase, tokenizer))
-            return Engine(
-                loaded,
-                self.bundle,
-                self.where,
-                before_measuring=_before_measuring,
-                before_copying=_before_copying,
-                when_busy=getLogger(__name__).warning,
-            )
+            return Engine(loaded, self.bundle, self.where, say=getLogger(__name__).warning)
 
 
 def _streamer_of_caller() -> BaseStreamer | None:
@@ -262,13 +255,3 @@ def _streamer_of_caller() -> BaseStreamer | None:
     frame = sys._getframe(2)
     asked: Mapping[str, Any] = frame.f_locals if frame.f_code.co_name == "generate" else {}
     return asked.get("streamer")
-
-
-def _before_copying(told: str) -> None:
-    getLogger(__name__).info(told)
-
-
-def _before_measuring() -> None:
-    getLogger(__name__).warning(
-        "first run of this model with these settings: measuring this device for about half a minute"
-    )

@@ -152,7 +152,11 @@ class Service:
             # An answer of a given shape has no thoughts.
             thinks=self.encoder.thinks(requests[0].ids) if requests[0].settings.structure is None else None,
         )
-        messages = [(str(message.role), text_of(message, place)) for place, message in enumerate(asked.messages)]
+        # The roles that the template has got.
+        messages = [
+            ("system" if message.role == "developer" else str(message.role), text_of(message, place))
+            for place, message in enumerate(asked.messages)
+        ]
         return _Read(asked, requests, form, [messages])
 
     def _read_completions(self, body: bytes, stream: str) -> _Read:

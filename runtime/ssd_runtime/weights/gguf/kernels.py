@@ -7,6 +7,7 @@ one. aten's kernels serve elsewhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_runtime.weights.gguf.blocks import DENSE, levels4, levels8, requantised
+from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
 from ssd_runtime.weights.kernels.formats import Q8_0, Format, tiles8
 from ssd_runtime.weights.kernels.int4 import Int4
@@ -38,6 +40,17 @@ def form_of(data: NDArray[np.uint8], kind: Type) -> str | None:
         return None
     four = levels4(data[:1], kind)
     return FOUR if four is not None and Int4.can_serve(len(data), four.levels.shape[1]) else EIGHT
+
+
+def held_bytes(index: GgufIndex) -> int:
+    """Bytes of a file's tensors as they are held: those of types that are requantised take more than in the file."""
+    per_number = Q8_0.bits / 8
+    return sum(
+        place.nbytes
+        if place.type in DENSE or format_of(place.type) is not None
+        else round(prod(place.shape) * per_number)
+        for place in index.tensors.values()
+    )
 
 
 def is_kept(kind: Type, form: str) -> bool:

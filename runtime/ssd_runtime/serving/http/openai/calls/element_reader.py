@@ -9,9 +9,11 @@ from typing import Any
 
 from ssd_runtime.engine.output.text_stream import beginning_of
 from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, ElementCall, is_text, properties_of
-from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part
+from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part, as_json
 
 BLANK = r"\s*"
+SPELLED = {"True": "true", "False": "false", "None": "null"}
+"""Values in Python's spelling, in which some templates write them, with their JSON."""
 MOST_NAMED = 200
 """Most characters of a name."""
 
@@ -25,15 +27,17 @@ class ElementReader(CallReader):
         """`form` is as answers show it, with a text before calls; `tools` has the parameters of each tool."""
         super().__init__(most)
         self._tools = tools
-        self._opening = form.opening.strip()
+        opening = form.opening.strip()
+        self._openings = tuple(dict.fromkeys((opening, opening.split()[-1])))
+        """The text before calls, and its last word: some models leave the rest out."""
         self._element = re.compile(
             rf"{_loose(call.before_key)}(?P<key>[^<>]{{1,{MOST_NAMED}}}?){_loose(call.after_key)}"
             rf"{_end_of_line(call.after_key.endswith(chr(10)))}(?P<value>(?s:.)*?)"
             rf"{_end_of_line(call.after_value.startswith(chr(10)))}{_loose(call.after_value).removeprefix(BLANK)}"
         )
-        self._name = re.compile(
-            rf"(?:{re.escape(self._opening)})?\s*(?P<name>[\w.:-]{{1,64}}){_loose(call.after_name)}(?={_loose(call.before_key)}|{_loose(form.closing)})"
-        )
+        begin = "|".join(map(re.escape, self._openings))
+        after = f"{_loose(call.before_key)}|{_loose(form.closing)}"
+        self._name = re.compile(rf"(?:{begin})?\s*(?P<name>[\w.:-]{{1,64}}){_loose(call.after_name)}(?={after})")
         self._next = re.compile("(?!)" if form.between is None else _loose(form.between))
         self._closing = re.compile(_loose(form.closing))
         self._state = "text"
@@ -42,12 +46,13 @@ class ElementReader(CallReader):
 
     def _advance(self, parts: list[Part]) -> bool:
         if self._state == "text":
-            place = self._held.find(self._opening)
-            known = place if place >= 0 else len(self._held) - beginning_of(self._held, self._opening)
+            places = [place for each in self._openings if (place := self._held.find(each)) >= 0]
+            known = min(places) if places else len(self._held)
+            known -= 0 if places else max(beginning_of(self._held, each) for each in self._openings)
             parts.append(self._held[:known])
             self._held = self._held[known:]
-            self._state = "name" if place >= 0 else "text"
-            return place >= 0
+            self._state = "name" if places else "text"
+            return bool(places)
         if self._state == "name":
             return self._read_name(parts)
         if found := self._element.match(self._held):
@@ -69,7 +74,7 @@ class ElementReader(CallReader):
 
     def _read_name(self, parts: list[Part]) -> bool:
         if (found := self._name.match(self._held)) is None:
-            if len(self._held) > len(self._opening) + MOST_NAMED:
+            if len(self._held) > len(self._openings[0]) + MOST_NAMED:
                 parts.append(self._held)
                 self._held = ""
                 self._state = "text"
@@ -85,10 +90,10 @@ class ElementReader(CallReader):
         """A value as JSON."""
         if not is_text(self._schemas.get(key, {})):
             try:
-                return json.dumps(json.loads(text), ensure_ascii=False)
+                return as_json(json.loads(SPELLED.get(text, text)))
             except (ValueError, RecursionError):
                 pass
-        return json.dumps(text, ensure_ascii=False)
+        return as_json(text)
 
     def _rest(self) -> list[Part]:
         return [] if self._state == "arguments" else [self._held]

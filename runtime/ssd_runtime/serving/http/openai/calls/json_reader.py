@@ -14,7 +14,7 @@ from typing import Any
 
 from ssd_runtime.engine.output.text_stream import beginning_of
 from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, NamedCall
-from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part
+from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part, as_json
 
 MARKS = {
     "<tool_call>": "</tool_call>",
@@ -26,7 +26,11 @@ MARKS = {
     "```json\n": "```",
 }
 """Marks before calls in the forms of models, and the marks after them."""
-BEGIN = re.compile(r'\s*\[?\s*\{\s*"name"\s*:\s*("[^"\\]{1,64}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
+COMMON = ("", "functools", "```tool_call\n", "```json\n")
+"""Marks, and none, that other text has too: what follows is a call if it names a tool."""
+BEGIN = re.compile(
+    r'\s*\[?\s*\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]{1,64}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
 """The beginning of a call, up to its arguments."""
 OBJECT_END = r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}'
 NEXT = re.compile(OBJECT_END + r"\s*,(?=\s*\{)")
@@ -67,9 +71,7 @@ class JsonReader(CallReader):
     def _rest(self) -> list[Part]:
         if self._in_call:
             return [self._held if self._depth else self._held[self._end.match(self._held).end() :]]  # type: ignore[union-attr]
-        calls = [] if self._mark is None or self._named else _calls(self._held.removeprefix(self._mark))
-        if self._mark == "" and any(call.name not in self._bare for call in calls):
-            calls = []
+        calls = [] if self._mark is None or self._named else self._calls(self._held.removeprefix(self._mark))
         return [*calls] or [self._held]
 
     def _advance(self, parts: list[Part]) -> bool:
@@ -80,7 +82,7 @@ class JsonReader(CallReader):
         if self._mark is None:
             return self._read_text(parts)
         place = len(self._mark)
-        if (begin := self._begin_of.match(self._held, place)) and (self._mark or self._name(begin) in self._bare):
+        if (begin := self._begin_of.match(self._held, place)) and self._may_name(self._name(begin)):
             self._begin(begin, parts)
             return True
         closing = self._closings[self._mark]
@@ -89,7 +91,7 @@ class JsonReader(CallReader):
             self._held = self._held[place:]
         elif closing and not self._named and (end := self._held.find(closing, place)) >= 0:
             # A call whose parts come in another order, or none.
-            parts += _calls(self._held[place:end]) or [self._held[: end + len(closing)]]
+            parts += self._calls(self._held[place:end]) or [self._held[: end + len(closing)]]
             self._held = self._held[end + len(closing) :]
         else:
             return False
@@ -99,6 +101,20 @@ class JsonReader(CallReader):
 
     def _name(self, begin: re.Match[str]) -> str:
         return begin[1] if self._named else json.loads(begin[1])
+
+    def _may_name(self, name: str) -> bool:
+        """Whether a call after the mark may have this name."""
+        return self._mark not in COMMON or name in self._names
+
+    def _calls(self, text: str) -> list[ParsedCall]:
+        """The calls of a JSON object, or of a list of them; empty if one is no call."""
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            return []
+        calls = [_call(each) for each in (value if isinstance(value, list) else [value])]
+        found = [call for call in calls if call is not None and self._may_name(call.name)]
+        return found if len(found) == len(calls) else []
 
     def _may_begin(self, text: str) -> bool:
         """Whether a call may begin like this."""
@@ -168,19 +184,9 @@ def _loose(text: str) -> str:
     return r"\s*" + r"\s*".join(words) + r"\s*"
 
 
-def _calls(text: str) -> list[ParsedCall]:
-    """The calls of a JSON object, or of a list of them; empty if one is no call."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    calls = [_call(each) for each in (value if isinstance(value, list) else [value])]
-    return [call for call in calls if call is not None] if None not in calls else []
-
-
 def _call(value: Any) -> ParsedCall | None:
     """A call from its JSON object; None if it is none."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    return ParsedCall(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return ParsedCall(value["name"], as_json(arguments)) if isinstance(arguments, dict) else None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import uuid4
+
+from ssd_profiles.prompts import is_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,12 @@ class MoreArguments:
 
 
 Part = str | ParsedCall | MoreArguments
+
+
+def as_json(value: Any) -> str:
+    """A value as JSON; letters stay as they are, but for halves of characters, which no answer can carry."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if is_text(text) else json.dumps(value)
 
 
 def joined(parts: Sequence[Part]) -> tuple[str, list[ParsedCall]]:

@@ -63,12 +63,12 @@ def without_effect_removed(body: Mapping[str, Any]) -> dict[str, Any]:
     """The body without fields that have no effect. Raises ApiError for a field that cannot be honoured."""
     kept = dict[str, Any]()
     for name, value in body.items():
-        if name in IGNORED_SAFELY:
+        if name in IGNORED_SAFELY or value is None:
             continue
         unsupported = UNSUPPORTED.get(name)
         if unsupported is None:
             kept[name] = value
-        elif value is not None and not _is_among(value, unsupported.harmless):
+        elif not _is_among(value, unsupported.harmless):
             raise invalid(name, unsupported.why, "unsupported_parameter")
     return kept
 

@@ -14,7 +14,10 @@ Name = Annotated[str, Field(max_length=1024)]
 
 
 class BoundedModel(BaseModel):
-    """A model of few fields: it complains of a long object as a whole, and not of every field."""
+    """A model of few fields: it complains of a long object as a whole, and not of every field.
+
+    Fields that it does not know are ignored: clients send back what other servers and libraries have added.
+    """
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -32,7 +35,7 @@ class Strict(BoundedModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class CalledFunction(Strict):
+class CalledFunction(BoundedModel):
     """The call of an earlier answer; `arguments` is a JSON object as text."""
 
     name: Name
@@ -41,14 +44,14 @@ class CalledFunction(Strict):
     """The value that a client has read from `arguments`; it is not looked at."""
 
 
-class CustomInput(Strict):
+class CustomInput(BoundedModel):
     """The call of a tool that takes free text."""
 
     name: Name
     input: str
 
 
-class ToolCall(Strict):
+class ToolCall(BoundedModel):
     """A call that an earlier answer made: of a function, or of a tool that takes free text."""
 
     id: Name | None = None
@@ -74,7 +77,7 @@ def _read_content(value: Any) -> str | list[dict[str, Any]] | None:
     raise ValueError(f"expected text, or a list of up to {MOST_PARTS} parts")
 
 
-class Message(Strict):
+class Message(BoundedModel):
     """One message of a conversation.
 
     The fields after `tool_call_id` are those that answers have, of this server or another, and that clients send back.

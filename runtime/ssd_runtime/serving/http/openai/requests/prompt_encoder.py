@@ -29,14 +29,7 @@ MOST_NESTING = 64
 LAST = 16
 """Tokens at the end of a prompt that are looked at for the beginning of thoughts."""
 OF_ANSWERS = (
-    "tool_calls",
-    "function_call",
-    "refusal",
-    "audio",
-    "reasoning_content",
-    "reasoning",
-    "annotations",
-    "parsed",
+    *("tool_calls", "function_call", "refusal", "audio", "reasoning_content", "reasoning", "annotations", "parsed"),
 )
 """Fields that only an assistant's message has."""
 CACHE_MARKS = ("cache_control", "prompt_cache_breakpoint")

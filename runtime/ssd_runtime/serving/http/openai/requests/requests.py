@@ -11,11 +11,11 @@ from ssd_runtime.serving.http.openai.errors import ApiError, invalid
 from ssd_runtime.serving.http.openai.requests.fields import without_effect_removed
 from ssd_runtime.serving.http.openai.requests.formats import ResponseFormat, StructuredOutputs, structure_of
 from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_json
-from ssd_runtime.serving.http.openai.requests.messages import Message, Name, Strict
+from ssd_runtime.serving.http.openai.requests.messages import BoundedModel, Message, Name, Strict
 from ssd_runtime.serving.http.openai.requests.tools import NamedTool, Tool
 from ssd_runtime.structure.structure import Structure
 
-MOST_STOPS = 4
+MOST_STOPS = 32
 MOST_STOP = 256
 """Characters of a stop text."""
 MOST_CHOICES = 16
@@ -48,7 +48,7 @@ def _read_stop(value: Any) -> str | list[str] | None:
         return None
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MOST_STOPS or not all(isinstance(stop, str) for stop in stops):
-        raise ValueError("expected text, or a list of up to four texts")
+        raise ValueError(f"expected text, or a list of up to {MOST_STOPS} texts")
     if any(len(stop) > MOST_STOP for stop in stops):
         raise ValueError(f"a stop text has at most {MOST_STOP} characters; shorten it")
     if "" in stops:
@@ -82,7 +82,7 @@ Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
 
 
-class StreamOptions(Strict):
+class StreamOptions(BoundedModel):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ssd_runtime.serving.http.openai.requests.messages import Name, Strict
+from ssd_runtime.serving.http.openai.requests.messages import BoundedModel, Name
 
 
-class Function(Strict):
+class Function(BoundedModel):
     """A function that the model may call; `parameters` is a JSON schema, which the template shows to the model."""
 
     name: Annotated[str, Field(min_length=1, max_length=64)]
@@ -18,20 +18,20 @@ class Function(Strict):
     strict: bool | None = None
 
 
-class Tool(Strict):
+class Tool(BoundedModel):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class NamedFunction(Strict):
+class NamedFunction(BoundedModel):
     """The name of a function."""
 
     name: Name
 
 
-class NamedTool(Strict):
+class NamedTool(BoundedModel):
     """The tool that an answer must call."""
 
     type: Literal["function"]
