@@ -54,7 +54,7 @@ class Chat:
             generation = runner.scheduler.finish(job)
         stream.close()
         outcome = turn.outcome(generation)
-        self.messages = [*asked, ("assistant", outcome.text)]
+        self.messages = [*asked, outcome.message]
         return outcome
 
     def _interruptible_limits(self, limits: Limits) -> Limits:

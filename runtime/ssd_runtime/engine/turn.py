@@ -11,6 +11,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generating
+from ssd_runtime.engine.output.channels import said
 from ssd_runtime.engine.output.divergence import Divergence
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
@@ -136,15 +137,17 @@ class Turn:
         self, generation: Generation, plain: Generation | None = None, divergence: Divergence | None = None
     ) -> Outcome:
         """The outcome, once the turn has been decoded."""
+        text = cut_at_stop(self.loaded.decode(generation.token_ids), self.settings.stops)
         return Outcome(
             prompt=self.prompt,
             turn=self.place,
             strategy=self.settings.strategy,
             generation=generation,
-            text=cut_at_stop(self.loaded.decode(generation.token_ids), self.settings.stops),
+            text=text,
             plain=plain,
             divergence=divergence,
             seed=self.sampling.seed if self.sampling.random else None,
+            said=said(text) if self.loaded.has_channels else None,
         )
 
 

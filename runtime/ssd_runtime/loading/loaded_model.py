@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -32,6 +32,11 @@ UNSUPPORTED = (
     *("min_length", "min_new_tokens", "num_beams", "guidance_scale", "exponential_decay_length_penalty"),
 )
 """Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
+START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
+OF_CHANNELS = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
+"""Control tokens that part the channels of GPT-OSS, which nothing else in its answers does."""
+OF_CALLS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>")
+"""Control tokens that part calls of tools from text, in vocabularies in which they are such tokens."""
 PACKED = "gguf"
 """First word of the quantisation in fingerprints of models whose weights stay packed."""
 
@@ -161,10 +166,30 @@ class LoadedModel:
                 f"prompt: the model's chat template refuses it ({error}); change its messages, or use --raw"
             ) from None
 
+    @cached_property
+    def has_channels(self) -> bool:
+        """Whether the model writes its thoughts, calls and answer in channels (`ChannelReader`)."""
+        return {CHANNEL, MESSAGE, START} <= self.prompts.control.keys()
+
+    @cached_property
+    def hidden(self) -> Mapping[str, int]:
+        """Control tokens that texts do not show, by their texts: all but those that part channels and calls."""
+        shown = OF_CALLS + (OF_CHANNELS if self.has_channels else ())
+        return {
+            text: token for text, token in self.prompts.control.items() if text not in shown or token in self.eos_ids
+        }
+
     def decode(self, ids: list[int]) -> str:
-        """Decode token ids to text, without special tokens."""
+        """Decode token ids to text, without the control tokens that are `hidden`."""
+        all_hidden = len(self.hidden) == len(self.prompts.control)
+        if not all_hidden:
+            ids = [token for token in ids if token not in self._hidden_ids]
         # Some tokenizers would remove spaces before punctuation, which the tokens have.
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=all_hidden, clean_up_tokenization_spaces=False))
+
+    @cached_property
+    def _hidden_ids(self) -> frozenset[int]:
+        return frozenset(self.hidden.values())
 
 
 def conversation(prompt: Prompt) -> list[tuple[str, str]]:

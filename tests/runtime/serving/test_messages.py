@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from threading import Event
 from typing import Any
 
 import openai
@@ -14,7 +15,9 @@ from pydantic import BaseModel
 
 from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.requests.generation_requests import chat_requests
 from ssd_runtime.serving.http.openai.requests.messages import Message
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
@@ -77,6 +80,23 @@ def test_a_message_of_the_clients_types_is_read(
     ids = service.encoder.chat(read_request(body, ChatRequest).messages, [])
     expected = f"<s>user: {TEXTS[0]}\n<s>assistant: {text}\n<s>user: {TEXTS[0]}\n<s>assistant: "
     assert service.encoder.loaded.tokenizer.decode(ids) == expected
+
+
+def test_gpt_oss_reads_thoughts_and_their_effort_by_names_of_its_own(service: Service) -> None:
+    template = "{{ reasoning_effort or 'medium' }}{% for m in messages %}{{ m.thinking }}|{{ m.content }};{% endfor %}"
+    encoder = PromptEncoder(service.encoder.loaded, template)
+    thoughtful = {"role": "assistant", "reasoning": "3 x 4"}
+    told = {**thoughtful, "content": "I look."}
+    read = [Message.model_validate(message) for message in (thoughtful, told, {**told, "tool_calls": [CALL]})]
+    for effort in ("low", None):
+        asked = ChatRequest(messages=read, reasoning_effort=effort)
+        ids = chat_requests(asked, encoder, service.settings, "s", Event())[0].ids
+        text = encoder.loaded.tokenizer.decode(ids)
+        assert text == f"{effort or 'medium'}3 x 4|;3 x 4|I look.;|I look.;"
+    with pytest.raises(ApiError, match="no such setting"):
+        chat_requests(
+            ChatRequest(messages=read, reasoning_effort="low"), service.encoder, service.settings, "s", Event()
+        )
 
 
 def test_answers_whole_parsed_and_streamed_go_back_and_forth(client: openai.OpenAI) -> None:

@@ -123,4 +123,4 @@ def difference(session: Session, ids: list[int], plain: Generation, generation: 
 def next_messages(prompt: Prompt, place: int, outcome: Outcome) -> list[tuple[str, str]]:
     """The answer to a turn and the user's next message; empty after the last turn."""
     following = prompt.turns[place + 1 : place + 2]
-    return [message for text in following for message in (("assistant", outcome.text), ("user", text))]
+    return [message for text in following for message in (outcome.message, ("user", text))]

@@ -34,6 +34,13 @@ class Outcome:
     divergence: Divergence | None = None
     seed: int | None = None
     """Seed of the sampling; None for greedy decoding."""
+    said: str | None = None
+    """The text without what the model has thought, as the next turn has it; None for all of the text."""
+
+    @property
+    def message(self) -> tuple[str, str]:
+        """The answer as a message of the conversation: its role and content."""
+        return "assistant", self.text if self.said is None else self.said
 
     def to_json(self) -> dict[str, Any]:
         """The prompt's JSON object."""

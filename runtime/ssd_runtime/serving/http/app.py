@@ -145,12 +145,14 @@ class Service:
 
     def _read_chat(self, asked: ChatRequest, stream: str, stop: Event) -> _Read:
         requests = chat_requests(asked, self.encoder, self.settings, stream, stop)
+        has_channels = self.encoder.loaded.has_channels
         form = ChatForm(
             tools=[(tool.function.name, tool.function.parameters) for tool in asked.offered_tools],
-            call_form=self.encoder.shown_call_form if asked.offered_tools else TAGGED,
+            call_form=self.encoder.shown_call_form if asked.offered_tools and not has_channels else TAGGED,
             most_calls=None if asked.parallel else 1,
             # An answer of a given shape has no thoughts.
             thinks=self.encoder.thinks(requests[0].ids) if requests[0].settings.structure is None else None,
+            has_channels=has_channels,
         )
         # The roles that the template has got.
         messages = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ssd_runtime.engine.output.channels import ChannelReader
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.serving.http.openai.answers.events import Json
 from ssd_runtime.serving.http.openai.answers.logprobs import chat_logprobs, completion_logprobs
@@ -56,16 +57,18 @@ class ChatForm:
         call_form: CallForm = TAGGED,
         most_calls: int | None = None,
         thinks: bool | None = None,
+        has_channels: bool = False,
     ) -> None:
         """`tools` are those offered, and `call_form` is the form of their calls, as answers show it.
 
         Calls after the first `most_calls` of an answer are dropped. `thinks` says that the prompt has opened the
-        model's thoughts; None for a model that has none.
+        model's thoughts; None for a model that has none. With `has_channels`, the text is in channels.
         """
         self._tools = tools
         self._call_form = call_form
         self._most_calls = most_calls
         self._thinks = thinks
+        self._has_channels = has_channels
         self._readers: dict[int, _ChatReader] = {}
         """Readers of streamed choices by place."""
 
@@ -104,10 +107,15 @@ class ChatForm:
             self._readers[place] = self._new_reader(place)
         return self._readers[place]
 
+    def _new_thoughts(self) -> ReasoningReader | ChannelReader | None:
+        if self._has_channels:
+            return ChannelReader()
+        return None if self._thinks is None else ReasoningReader(self._thinks)
+
     def _new_reader(self, place: int) -> _ChatReader:
         return _ChatReader(
             place=place,
-            thoughts=ReasoningReader(self._thinks) if self._thinks is not None else None,
+            thoughts=self._new_thoughts(),
             calls=reader_of(self._call_form, self._tools, self._most_calls) if self._tools else None,
         )
 
@@ -120,7 +128,7 @@ class _ChatReader:
     """Reads one choice's text."""
 
     place: int
-    thoughts: ReasoningReader | None
+    thoughts: ReasoningReader | ChannelReader | None
     calls: CallReader | None
     _told: int = 0
     """Number of calls that were told."""

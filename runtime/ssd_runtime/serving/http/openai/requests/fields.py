@@ -39,7 +39,6 @@ UNSUPPORTED: Mapping[str, Unsupported] = {
     "function_call": Unsupported("it was replaced by `tool_choice`; use that", ("none", "auto")),
     "modalities": Unsupported("answers are text; omit it", (["text"],)),
     "audio": Unsupported("answers are text; omit it"),
-    "reasoning_effort": Unsupported("the model has no such setting; omit it", ("none",)),
     "verbosity": Unsupported("the model has no such setting; omit it", ("medium",)),
     "web_search_options": Unsupported("the server reads nothing from the web; omit it"),
     "moderation": Unsupported("answers are not moderated; omit it"),

@@ -20,7 +20,7 @@ from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
 from ssd_runtime.serving.http.openai.errors import invalid, too_long
-from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import EFFORT, PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
@@ -40,7 +40,12 @@ def chat_requests(
     The work ends soon after `stop` is set.
     """
     _check_choices(request, 1, settings)
-    ids = encoder.chat(request.messages, request.offered_tools, request.chat_template_kwargs, stop)
+    variables = dict(request.chat_template_kwargs or {})
+    if encoder.takes_effort and request.reasoning_effort is not None:
+        variables[EFFORT] = request.reasoning_effort
+    elif request.reasoning_effort not in (None, "none"):
+        raise invalid(EFFORT, "the model has no such setting; omit it", "unsupported_parameter")
+    ids = encoder.chat(request.messages, request.offered_tools, variables, stop)
     found = _requests(request, encoder, prompts=[ids], settings=settings, stream=stream, usual=settings.max_context)
     structure = _chat_structure(request, encoder)
     return [replace(each, settings=replace(each.settings, structure=structure)) for each in found]

@@ -24,6 +24,8 @@ from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 
+EFFORT = "reasoning_effort"
+"""The variable of templates, and the field of requests, that says how much to think."""
 MOST_NESTING = 64
 """Most lists and objects within each other, in a call's arguments, a tool's parameters or a template's variables."""
 LAST = 16
@@ -56,6 +58,8 @@ class PromptEncoder:
         self._has_template = bool(templates)
         self.takes_tools = re.search(r"\btools\b", text) is not None
         """Whether the chat template shows tools to the model."""
+        self.takes_effort = EFFORT in text
+        """Whether the chat template tells the model how much to think."""
         self._template_text = text
         self._thinks = CLOSE in text
 
@@ -70,7 +74,7 @@ class PromptEncoder:
     @cached_property
     def shown_call_form(self) -> CallForm:
         """The same form as answers show it."""
-        return self.call_form.visible(self.loaded.prompts.control)
+        return self.call_form.visible(self.loaded.hidden)
 
     def _probed(self, calls: int) -> str:
         """A conversation with so many calls as the template writes it; empty if it refuses it."""
@@ -200,6 +204,8 @@ def _turn(message: Message, place: int) -> dict[str, Any]:
         turn["tool_calls"] = [_call(ToolCall(function=message.function_call), f"{where}.function_call")]
     if reasoning := message.reasoning_content or message.reasoning:
         turn["reasoning_content"] = reasoning
+        # GPT-OSS's name, which its template refuses beside the text before a call.
+        turn["thinking"] = "" if content and "tool_calls" in turn else reasoning
     if (message.tool_call_id is not None) != (message.role == "tool"):
         told = (
             "it is missing; give the call's id" if message.role == "tool" else "only a tool's message has it; omit it"

@@ -169,6 +169,7 @@ class ChatRequest(CommonRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: Annotated[dict[Name, Any], _at_most(32)] | None = None
     """vLLM's extension: variables of the chat template, such as `enable_thinking`."""
+    reasoning_effort: Name | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MOST_TOOLS)] | None = None
     tool_choice: Name | NamedTool | None = None
     parallel_tool_calls: bool | None = None
