@@ -145,6 +145,8 @@ class Bundle:
 
 def require_replaceable(path: Path) -> None:
     """Raise UserError if writing a bundle to `path` would delete anything but a bundle, of whatever format version."""
+    if path.is_mount() or Path.cwd().is_relative_to(path.resolve()):
+        raise UserError(f"{path} is a mount point or contains the current folder, and cannot be replaced; name another")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     try:

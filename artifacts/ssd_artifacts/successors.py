@@ -9,7 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from ssd_artifacts.tensors import ANY, damaged, is_tensor, opened
+from ssd_artifacts.tensors import ANY, MAX_HEADER, damaged, is_tensor, opened
+
+MOST_PAIRS = 1 << 16
+MOST_RANKS = 16
+MOST_BYTES = 4 * MOST_PAIRS * (2 + MOST_RANKS) + MAX_HEADER
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class SuccessorSet:
     @classmethod
     def from_file(cls, path: str) -> SuccessorSet:
         """Read what `to_bytes` wrote. Raises UserError when the file is damaged."""
-        with opened(path, "successors") as file:
+        with opened(path, "successors", MOST_BYTES) as file:
             successors = cls(file.get_tensor("pairs"), file.get_tensor("candidates"))
         successors._check(path)
         return successors
@@ -56,8 +60,9 @@ class SuccessorSet:
     def _check(self, path: str) -> None:
         sound = (
             is_tensor(self.pairs, np.int32, ANY, 2)
+            and len(self.pairs) <= MOST_PAIRS
             and is_tensor(self.candidates, np.int32, len(self.pairs), ANY)
-            and self.candidates.shape[1] > 0
+            and 0 < self.candidates.shape[1] <= MOST_RANKS
             and bool(np.all(self.pairs >= 0) and np.all(self.candidates[:, 0] >= 0) and np.all(self.candidates >= -1))
         )
         if not sound:

@@ -146,10 +146,6 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
             raise UserError(
                 f"--domain-file: {path} has {count} prompts; at least {MIN_PROMPTS} are needed, so add some"
             )
-    if out.is_mount() or Path.cwd().is_relative_to(out.resolve()):
-        raise UserError(
-            f"--out: {out} is a mount point or contains the current folder, and cannot be replaced; name another"
-        )
     try:
         require_replaceable(out)
     except UserError as error:

@@ -67,8 +67,11 @@ class SearchOptions:
         ),
     ] = "both"
     evaluations: Annotated[
-        int, typer.Option(min=8, max=100_000, help="Most masks evaluated per domain; --budget bounds the time instead.")
-    ] = 128
+        int | None,
+        typer.Option(
+            min=8, max=100_000, help="Most masks evaluated per domain; 128 by default, if there is no --budget."
+        ),
+    ] = None
     budget: Annotated[str | None, typer.Option(help="Time for all searches together, e.g. 90s, 10m, 1h.")] = None
     max_wait: Annotated[
         str,

@@ -51,9 +51,9 @@ class CompileSettings:
     allow_special: bool = False
     """Whether control tokens that prompts spell take effect."""
     budget_seconds: float | None = None
-    """Time for all searches together; None when `evaluations` bounds them."""
-    evaluations: int = 128
-    """Masks evaluated per domain."""
+    """Time for all searches together."""
+    evaluations: int | None = None
+    """Most masks evaluated per domain; None for 128 without a budget."""
     search: SearchMethod = "both"
     seed: int = 0
     search_prompts: int = 8
@@ -82,6 +82,11 @@ class CompileSettings:
         if self.budget_seconds is not None:
             return self.budget_seconds
         return SELF_SD_SECONDS if self.search == SELF_SD else float("inf")
+
+    @property
+    def most_evaluations(self) -> int:
+        """Most masks evaluated per domain."""
+        return self.evaluations or (128 if self.budget_seconds is None else 10_000)
 
     @property
     def new_domains(self) -> tuple[str, ...]:

@@ -104,8 +104,9 @@ class Stages:
                 table = self.patience.measured(partial(with_copies, table), threads, self.reporter)
             return table.to_json()
 
+        bits = "".join(f"-{bits}" for bits in self.decoder.light.bits)
         try:
-            return LatencyTable.from_json(self.work.stage(f"latency-{device_key(self.decoder).slug()}", measure))
+            return LatencyTable.from_json(self.work.stage(f"latency-{device_key(self.decoder).slug()}{bits}", measure))
         except TooBusyError as error:
             if not self.patience.coarse:
                 raise

@@ -32,10 +32,10 @@ def expected_speedup(
 
     M is `mean_acceptance_length` and a is `acceptance_rate`, accepted ÷ drafted tokens. `draft_cost` c and
     `verify_cost` v are a draft step and a verification ÷ a target forward of one token. The papers use c = 1 - r for a
-    share r of skipped layers. Returns NaN when nothing was accepted, because M and a then do not determine the number
-    of drafts.
+    share r of skipped layers. Returns NaN when nothing was accepted or a cycle yields less than a token, because M and
+    a then do not determine the number of drafts.
     """
-    if acceptance_rate <= 0.0:
+    if acceptance_rate <= 0.0 or mean_acceptance_length < 1.0:
         return math.nan
     drafted = (mean_acceptance_length - 1.0) / acceptance_rate
     return mean_acceptance_length / (drafted * draft_cost + verify_cost)

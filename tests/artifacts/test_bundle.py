@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
-from ssd_artifacts.successors import SuccessorSet
+from ssd_artifacts.successors import MOST_PAIRS, MOST_RANKS, SuccessorSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
 from tests.damage import contents, edit_manifest, replace_text, rewrite, swap
@@ -86,8 +86,8 @@ def spoil(folder: Path) -> None:
     path.write_bytes(b"#" + path.read_bytes()[1:])
 
 
-def spoil_successors(folder: Path, row: list[int]) -> None:
-    swap(folder, "followers.safetensors", SuccessorSet.of([row]).to_bytes())
+def spoil_successors(folder: Path, *rows: list[int]) -> None:
+    swap(folder, "followers.safetensors", SuccessorSet.of(rows).to_bytes())
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -134,6 +134,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),
     "bad successors": (lambda f: rewrite(f, "followers.safetensors", "nothing"), "damaged successors"),
     "successors that are no tokens": (lambda f: spoil_successors(f, [5, 6, -2, 3]), "damaged successors"),
+    "too many successors": (lambda f: spoil_successors(f, *([5, 6, 7],) * (1 + MOST_PAIRS)), "damaged successors"),
+    "too many ranks": (lambda f: spoil_successors(f, [5] * (3 + MOST_RANKS)), "damaged successors"),
 }
 
 

@@ -192,6 +192,9 @@ def test_a_bundle_that_is_not_adopted_says_why(room: Path, call: Within, monkeyp
         (("unpack", "b.ssd.tar", "--out", "model"), "--out: model exists and is not a bundle"),
         (("unpack", "b.ssd.tar"), "--out: bundle is a bundle that was made here"),
         (("push", "bundle", "oci://localhost:1/x:y"), "give --yes to upload without asking"),
+        (("push", "bundle", "oci://localhost:1/x:y", "--private", "--yes"), "only the Hub's repositories"),
+        (("unpack", "b.ssd.tar", "--out", "."), "contains the current folder"),
+        (("pack", "bundle", "--out", "bundle/b.ssd.tar"), "would lie in the bundle"),
         (("adopt", "bundle", "--model", "tuned", "--out", "model"), "--out: model exists and is not a bundle"),
     ],
 )

@@ -44,6 +44,7 @@ def test_expected_tokens_is_the_sum_of_powers(agreement: float, length: int) -> 
 def test_limits() -> None:
     assert expected_tokens(1.0, 7) == 8.0
     assert math.isnan(expected_speedup(1.0, 0.0, 0.5))
+    assert math.isnan(expected_speedup(0.0, 1.0, 1.0)), "a cycle yields a token at least"
     assert expected_speedup(3.0, 0.8, 0.5, verify_cost=1.5) < expected_speedup(3.0, 0.8, 0.5)
 
 

@@ -58,6 +58,10 @@ def push_to_hub(folder: Path, reference: Reference, card: str, private: bool) ->
     api = HfApi()
     with _hub_errors(reference):
         api.create_repo(reference.name, private=private, exist_ok=True)
+        if private and not api.repo_info(reference.name).private:
+            raise UserError(
+                f"--private: {reference.name} is there already, and public; make it private, or name another"
+            )
         names = [*travelling_files(folder), CARD]
         known = api.list_repo_files(reference.name, revision=reference.revision)
         gone = set(known) - set(names)

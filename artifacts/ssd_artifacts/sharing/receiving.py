@@ -19,15 +19,16 @@ from ssd_artifacts.sharing.reference import Reference
 from ssd_artifacts.sharing.registry import fetch_from_registry, registry_digest
 from ssd_artifacts.texts import to_yaml
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import Printable
 
 
 class Origin(BaseModel):
     """Schema of `origin.yaml`, which marks a bundle as somebody else's."""
 
-    source: str
-    revision: str
+    source: Printable
+    revision: Printable
     """The Hub's commit, the layer's digest or the archive's digest."""
-    received: str
+    received: Printable
 
 
 def receive(reference: Reference, out: Path | None = None) -> Path:

@@ -109,9 +109,12 @@ def pack_(
 ) -> None:
     """Write a bundle as one file, whose bytes depend on the bundle alone."""
     opened = open_bundle(bundle)
-    archive = out if out is not None else Path(f"{opened.folder.name}{ARCHIVE_SUFFIX}")
+    inside = opened.folder.resolve()
+    archive = out if out is not None else Path(f"{inside.name}{ARCHIVE_SUFFIX}")
     if archive.is_dir():
         raise UserError(f"--out: {archive} is a folder; name a file")
+    if archive.resolve().is_relative_to(inside):
+        raise UserError(f"--out: {archive} would lie in the bundle, which has no such file; name one elsewhere")
     with departing(opened.folder, strip, key) as folder:
         pack(folder, archive)
     print(f"{archive}: {archive.stat().st_size} bytes")
@@ -146,6 +149,10 @@ def push(
 ) -> None:
     """Upload a bundle, after saying what leaves the machine."""
     reference = _remote(place)
+    if private and reference.kind != "hub":
+        raise UserError(
+            "--private: only the Hub's repositories are made so; omit it, and set the registry's own rights"
+        )
     opened = open_bundle(bundle)
     with departing(opened.folder, strip, key) as folder:
         leaving = open_bundle(folder).bundle

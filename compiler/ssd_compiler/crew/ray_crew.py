@@ -171,7 +171,8 @@ class RayCrew(Alone):
             self._bury(worker, name, step)
             return None, name
         except RayTaskError as error:
-            raise error.as_instanceof_cause() from None
+            # Ray's own exception has its whole traceback for a message.
+            raise (error.cause if isinstance(error.cause, UserError) else error.as_instanceof_cause()) from None
         if name is None:
             worker.device = answer
             return None, None
@@ -217,7 +218,7 @@ class RayCrew(Alone):
             return
         hosts = _hosts()
         on_cards = self._stages.decoder.device.type != "cpu"
-        per_host = [_workers_of(host, self._count, len(hosts), on_cards) for host in hosts]
+        per_host = _workers_of(hosts, self._count, on_cards)
         threads = torch.get_num_threads()
         for host, count in zip(hosts, per_host, strict=True):
             for _ in range(count):
@@ -266,10 +267,13 @@ def _hosts() -> list[Host]:
     return sorted(hosts, key=lambda host: host.address)
 
 
-def _workers_of(host: Host, asked: int | None, hosts: int, on_cards: bool) -> int:
-    """The number of workers on a host: its share of those asked for, at most one per core or card."""
-    most = host.cards if on_cards else host.cores
-    return min(most, max(1, -(-asked // hosts))) if asked is not None else (most if on_cards else 1)
+def _workers_of(hosts: Sequence[Host], asked: int | None, on_cards: bool) -> list[int]:
+    """The number of workers on each host: its share of those asked for, at most one per core or card."""
+    most = [host.cards if on_cards else host.cores for host in hosts]
+    if asked is None:
+        return most if on_cards else [1] * len(hosts)
+    share, rest = divmod(asked, len(hosts))
+    return [min(room, share + (place < rest)) for place, room in enumerate(most)]
 
 
 def _actor(kind: type[Any], **options: Any) -> Any:

@@ -14,6 +14,7 @@ from ssd_compiler.exits.fitting import exit_layers, fit_exits, held_back
 from ssd_compiler.exits.training import CachedFeatures, cache_features, train_exits
 from ssd_compiler.exits.tuning import exit_traces, tune_exits
 from ssd_compiler.progress import Reporter
+from ssd_compiler.search.stage import measured_on
 from ssd_compiler.workspace import Store
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.model.decoder import Decoder
@@ -74,7 +75,7 @@ class ExitStage:
                 traces = exit_traces(ExitHeads(self.decoder, exits), reference, layers, total)
                 return tune_exits(traces, layers, latency, context).model_dump(mode="json")
 
-        choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}-{latency.device.slug()}", run))
+        choice = ExitChoice.model_validate(self.work.stage(f"exits-{name}-{measured_on(latency)}", run))
         self.reporter.note(
             f"{name}: --strategy exit would exit after layer {', '.join(map(str, choice.stops))}, "
             f"{choice.predicted_speedup:.2f}x predicted"

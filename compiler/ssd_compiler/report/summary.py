@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from typing import Any
 
-from ssd_artifacts.domain_config import DomainConfig
+from ssd_artifacts.domain_config import DomainConfig, Validation
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.settings import SELF_SD, SELF_SD_EVALUATIONS, CompileSettings
 from ssd_profiles.formulas import expected_speedup
@@ -37,14 +38,7 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
         "predicted_speedup": choice.predicted_speedup if choice else None,
         "measured_speedup": validation.speedup if validation else None,
         "measured_interval": list(validation.speedup_interval) if validation else None,
-        "expected_speedup": (
-            round(
-                expected_speedup(validation.mean_acceptance_length, validation.draft_acceptance_rate, entry.draft_cost),
-                4,
-            )
-            if validation and entry and validation.draft_acceptance_rate > 0
-            else None
-        ),
+        "expected_speedup": _expected(validation, entry.draft_cost) if validation and entry else None,
         "under_load": [each.model_dump(mode="json") for each in validation.under_load] if validation else [],
         "pays_with": _paying_loads(config),
         "verdict": "not timed" if choice and not validation else "speculate" if config.pays else "plain",
@@ -53,8 +47,13 @@ def domain_summary(config: DomainConfig, num_layers: int) -> dict[str, Any]:
         "target_forwards": config.search.target_forwards,
         "origins": origins(config),
         "self_sd_seconds_extrapolated": self_sd_seconds(config),
-        "rated": config.search.rated,
     }
+
+
+def _expected(validation: Validation, draft_cost: float) -> float | None:
+    """The papers' expected speed-up, which is none where nothing was accepted."""
+    told = expected_speedup(validation.mean_acceptance_length, validation.draft_acceptance_rate, draft_cost)
+    return None if math.isnan(told) else round(told, 4)
 
 
 def skips_layers(summary: dict[str, Any]) -> bool:

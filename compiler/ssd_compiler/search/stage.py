@@ -58,9 +58,8 @@ class SearchStage:
         """Search the masks of a domain, or of the mixture."""
         settings = self.settings
         context = middle_context(samples)
-        timed = settings.budget_seconds is not None
         bounds = SearchBounds(
-            evaluations=10_000 if timed else settings.evaluations,
+            evaluations=settings.most_evaluations,
             seconds=settings.search_seconds / self.searches,
             seed=settings.seed,
             block=settings.block,
@@ -79,7 +78,9 @@ class SearchStage:
             )
 
         def run() -> dict[str, Any]:
-            with self.reporter.stage(f"{name}: search", None if timed else settings.evaluations) as tick:
+            with self.reporter.stage(
+                f"{name}: search", None if settings.budget_seconds else settings.most_evaluations
+            ) as tick:
                 reference = reference_states(self.decoder, samples)
                 prompts = [sample.prompt for sample in samples]
                 found = search(self.decoder, reference, self.latency, context, bounds, tick, announce, prompts)
@@ -139,8 +140,13 @@ class SearchStage:
 
 
 def measured_on(latency: LatencyTable) -> str:
-    """Name of the latencies that results rest on; those of a coarse table are not taken up with a sound one."""
-    return latency.device.slug() + ("-coarse" if broken_law(latency) else "")
+    """Name of the latencies that results rest on.
+
+    Those of a coarse table are not taken up with a sound one, nor those of one with other light copies, which depend on
+    the free memory.
+    """
+    copies = "".join(f"-{bits}" for bits in sorted(latency.light))
+    return latency.device.slug() + copies + ("-coarse" if broken_law(latency) else "")
 
 
 def mixture_of(domains: Sequence[Sequence[Sample]]) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -63,8 +64,7 @@ class Recorder:
             if self._file is None:
                 return False
             try:
-                # One write per line: lines of several processes do not mix.
-                os.write(self._file, line)
+                _append(self._file, line)
             except OSError as error:
                 print(f"warning: recording in {self.path} has ended ({error.strerror})", file=sys.stderr)
                 self._close()
@@ -120,6 +120,16 @@ def read_recorder(path: Path | None, share: float | None, pattern: str | None) -
     recorder = Recorder(path, 1.0 if share is None else share, redact)
     print(f"note: {recorder.notice}", file=sys.stderr)
     return recorder
+
+
+def _append(file: int, line: bytes) -> None:
+    """Write a line at once, so that lines of several processes do not mix. Raises OSError, with no part of it left."""
+    written = os.write(file, line)
+    if written < len(line):
+        end = os.lseek(file, 0, os.SEEK_CUR)
+        if os.fstat(file).st_size == end:
+            os.ftruncate(file, end - written)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _opened(path: Path) -> int:

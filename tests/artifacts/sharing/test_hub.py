@@ -78,6 +78,14 @@ def test_a_bundle_goes_to_the_hub_and_comes_back(hub: FakeHub, saved: Path, tmp_
     assert unknown.stderr.count("\n") == 1
 
 
+def test_a_push_that_must_be_private_goes_to_no_public_repository(hub: FakeHub, saved: Path, tmp_path: Path) -> None:
+    """The Hub takes no notice of the wish for a repository that is there, and the fake one's are all public."""
+    done = run(hub, tmp_path, "push", str(saved), PLACE, "--private", "--yes")
+    assert done.returncode == 2
+    assert "org/bundle is there already, and public" in done.stderr
+    assert hub.repositories["org/bundle"] == [{}]
+
+
 def test_a_second_push_replaces_the_first_whole(hub: FakeHub, saved: Path, tmp_path: Path) -> None:
     run(hub, tmp_path, "push", str(saved), PLACE, "--yes")
     hub.repositories["org/bundle"][-1]["notes.txt"] = b"somebody's"

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.integrity import ORIGIN
 from ssd_artifacts.sharing import reachable as module
 from ssd_artifacts.sharing.archive import pack
 from ssd_artifacts.sharing.opening import open_bundle, open_given, trusted_bundle
 from ssd_artifacts.sharing.reachable import reachable
+from ssd_compiler.bundles.summary import origin_text
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from tests.bundles import bundle
@@ -61,6 +63,12 @@ def test_only_a_bundle_of_ones_own_decides_how_the_model_is_loaded(saved: Path, 
 def test_no_error_carries_what_a_terminal_obeys(text: str) -> None:
     assert str(UserError(text)) == f"a?{text[2:]}"
     assert printable(text).isprintable()
+
+
+def test_no_origin_carries_it_either(saved: Path) -> None:
+    (saved / ORIGIN).write_text('source: "\\e]0;owned\\a"\nrevision: a\nreceived: b\n')
+    with pytest.raises(UserError, match="source"):
+        origin_text(saved)
 
 
 def test_an_error_keeps_the_letters_of_all_languages() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import pytest
 import regex
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.sharing.opening import open_bundle
+from ssd_artifacts.sharing.opening import manifest_sha256, open_bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
 from ssd_runtime.engine.engine import Engine
@@ -138,6 +139,34 @@ def test_a_bundle_that_changed_while_the_model_was_loaded_is_taken_up(
     assert engine.bundle.created == "today"
 
 
+def test_a_bundle_that_stays_refused_is_loaded_ever_more_seldom(
+    engine: Engine, thread: EngineThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
+    watch = BundleWatch(open_bundle(tmp_path / "bundle"), None, thread, Metrics("tiny"))
+    replace(bundle(), model=fingerprint(), created="today").save(tmp_path / "bundle")
+    looks = list[bool]()
+
+    class EnoughError(Exception):
+        pass
+
+    def look(folder: Path) -> str:
+        looks.append(False)
+        if len(looks) > 100:
+            raise EnoughError
+        return manifest_sha256(folder)
+
+    def load(*_: Any) -> Any:
+        looks[-1] = True
+        raise UserError("it is another model's")
+
+    monkeypatch.setattr("ssd_runtime.serving.http.reload.manifest_sha256", look)
+    monkeypatch.setattr("ssd_runtime.serving.http.reload.open_bundle", load)
+    with pytest.raises(EnoughError):
+        asyncio.run(watch.poll(0.0))
+    assert [place for place, loaded in enumerate(looks) if loaded] == [0, 2, 6, 14, 30, 62, 95]
+
+
 ASKED = [("system", "Be brief."), ("user", "Write to ada@example.org, or\nring 0049 30 1234.")]
 
 
@@ -213,6 +242,15 @@ def test_a_full_disk_ends_the_recording_and_not_the_request(tmp_path: Path, caps
     assert not recorder.add(ASKED)
     assert not recorder.add(ASKED)
     assert capsys.readouterr().err == "warning: recording in /dev/full has ended (No space left on device)\n"
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path / "mine.jsonl")
+    assert recorder.add(ASKED)
+    write = os.write
+    monkeypatch.setattr("ssd_runtime.serving.record.os.write", lambda file, data: write(file, data[:9]))
+    assert not recorder.add(ASKED)
+    assert (recorder.recorded, len(read_prompts(tmp_path / "mine.jsonl"))) == (1, 1)
 
 
 WRONG = {

@@ -59,6 +59,12 @@ def test_a_request_without_a_seed_gets_one_and_every_other_field_stays() -> None
     assert json.loads(read_call(call({**body, "seed": 7})).call.body)["seed"] == 7
 
 
+def test_a_request_takes_no_more_bytes_than_it_came_in() -> None:
+    """Replicas take bodies as long as the router does."""
+    body = json.dumps({"messages": [user("日本語" * 99)]}, ensure_ascii=False, separators=(",", ":")).encode()
+    assert len(read_call(call(body)).call.body) <= len(body) + len(',"seed":2147483647')
+
+
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'{"a": ' + b"[" * 100_000])
 def test_what_is_no_request_stays_as_it_is(body: bytes) -> None:
     assert read_call(call(body)).call == call(body)

@@ -15,6 +15,8 @@ from ssd_runtime.serving.http.metrics import Metrics
 log = logging.getLogger("ssd_serve")
 POLL_SECONDS = 2.0
 """Seconds between two looks at a bundle's manifest."""
+MOST_LOOKS = 32
+"""Most looks at a refused bundle between two times that it is loaded."""
 
 
 class BundleWatch:
@@ -35,11 +37,21 @@ class BundleWatch:
         self._lock = asyncio.Lock()
 
     async def poll(self, seconds: float = POLL_SECONDS) -> None:
-        """Look at the manifest every `seconds` seconds, for ever."""
+        """Look at the manifest every `seconds` seconds, for ever.
+
+        A bundle that was refused may be one that is still copied, so it is loaded again, after ever longer pauses.
+        """
+        refused, pause, looks = "", 0, 0
         while True:
             await asyncio.sleep(seconds)
-            if await asyncio.to_thread(manifest_sha256, self._folder) != self._seen:
-                await self.reload()
+            found = await asyncio.to_thread(manifest_sha256, self._folder)
+            looks += 1
+            if found == self._seen or (found == refused and looks <= pause):
+                continue
+            pause = min(2 * pause + 1, MOST_LOOKS) if found == refused else 1
+            looks = 0
+            if not await self.reload():
+                refused = found
 
     async def reload(self) -> bool:
         """Load the bundle and take it up; returns whether it was."""

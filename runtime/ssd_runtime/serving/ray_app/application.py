@@ -93,6 +93,8 @@ class BuildArguments(BaseModel):
     name: str | None = None
     strategy: str = "auto"
     allow_strategies: str = ""
+    allow_host: str = ""
+    """Names, parted by commas, under which it is reached, beside this machine's own; `*` for any."""
     replicas: str = "1"
     threads: int = Field(default=1, ge=1)
     device: str | None = None
@@ -106,6 +108,8 @@ class BuildArguments(BaseModel):
 
 def build(arguments: BuildArguments) -> serve.Application:
     """Build the application for `serve run`. Keys come from SSD_API_KEY, where it runs."""
+    keys = read_keys(None)
+    hosts = tuple(filter(None, arguments.allow_host.split(",")))
     options = ServiceOptions(
         artifact=arguments.artifact,
         model=arguments.model,
@@ -117,9 +121,11 @@ def build(arguments: BuildArguments) -> serve.Application:
             allow_special=arguments.allow_special,
         ),
         strategy=arguments.strategy,
-        allow_strategies=tuple(arguments.allow_strategies.split(",")) if arguments.allow_strategies else (),
+        allow_strategies=tuple(filter(None, arguments.allow_strategies.split(","))),
+        # Web pages have no key.
+        allowed_hosts=None if keys and not hosts else hosts,
         name=arguments.name,
-        api_keys=read_keys(None),
+        api_keys=keys,
         temperature=arguments.temperature,
         max_concurrency=arguments.max_concurrency,
         max_queue=arguments.max_queue,

@@ -42,14 +42,16 @@ class ServedReplicas:
 
     async def alive(self) -> bool:
         """Whether a replica takes requests."""
-        try:
-            return any(await self._told("alive"))
-        except Exception:  # no replica is there, or none answers
-            return False
+        return any(await self._told("alive"))
 
     async def metrics(self) -> Sequence[tuple[str, str]]:
         """The name of each replica and its metrics."""
         return await self._told("metrics")
 
     async def _told(self, method: str) -> list[Any]:
-        return list(await self._handle.broadcast(method).results_async(timeout_s=LOOK_SECONDS))
+        """What replicas answer, without those that have died; nothing if one does not answer in time."""
+        try:
+            told = await self._handle.broadcast(method).results_async(timeout_s=LOOK_SECONDS, return_exceptions=True)
+        except Exception:  # no replica is there, or one is stalled, which Ray Serve soon replaces
+            return []
+        return [each for each in told if not isinstance(each, BaseException)]

@@ -14,6 +14,8 @@ from ssd_runtime.serving.ray_app.call import Call
 
 RESPONSES = "/v1/responses"
 PATHS = ("/v1/chat/completions", "/v1/completions", RESPONSES)
+MOST_IDS = 1 << 20
+"""Token ids of a prompt, at most; the replica knows how many its model takes."""
 PROMPT_HEAD = 1024
 """Characters, or tokens, of a completion's prompt that tell its conversation."""
 
@@ -40,7 +42,7 @@ def read_call(call: Call) -> Routed:
     if call.method != "POST" or call.path not in PATHS:
         return Routed(call)
     try:
-        body = read_json(call.body)
+        body = read_json(call.body, MOST_IDS)
     except ValueError:
         return Routed(call)
     if not isinstance(body, dict):
@@ -53,9 +55,14 @@ def read_call(call: Call) -> Routed:
         body["seed"] = secrets.randbelow(1 << 31)
     if resumable:
         body["return_token_ids"] = True
-    seeded = replace(call, body=json.dumps(body).encode(), conversation=_conversation(call, body))
+    seeded = replace(call, body=_text(body), conversation=_conversation(call, body))
     headers = tuple(pair for pair in seeded.headers if pair[0].lower() != b"content-length")
     return Routed(replace(seeded, headers=headers), streams=streams, resumable=resumable, keep_token_ids=asked is True)
+
+
+def _text(body: Mapping[str, Any]) -> bytes:
+    """A request as JSON without spaces and escapes, since replicas take no longer bodies than the router does."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _conversation(call: Call, body: Mapping[str, Any]) -> str:

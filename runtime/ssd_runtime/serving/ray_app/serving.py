@@ -7,15 +7,17 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.exceptions import RayServeException
 
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.serving.http.opening import ServiceOptions
 from ssd_runtime.serving.ray_app.application import QUIET, application
-from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
+from ssd_runtime.serving.ray_app.ray_cluster import LOCAL, ray_cluster
 from ssd_runtime.serving.ray_app.scale import Scale
 
 log = logging.getLogger("ssd_serve")
@@ -25,43 +27,71 @@ NAME = "ssd"
 def serve_replicas(options: ServiceOptions, scale: Scale, address: str, host: str, port: int) -> None:
     """Serve on a cluster until SIGTERM or Ctrl-C; open requests then have `scale.grace` seconds to end.
 
-    Raises UserError if there is no cluster, or if a replica cannot load the model.
+    Raises UserError if there is no cluster or one on which Ray Serve runs, if it has no room for the replicas, or if a
+    replica cannot load the model.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with ray_cluster(address), _stopped_by_signals() as stop:
+    with ray_cluster(address), _interrupted_by(signal.default_int_handler):
         if options.load.device is None:
             scale = scale.on_cards(int(ray.cluster_resources().get("GPU", 0)))
+        _require_free(scale, address)
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
         try:
-            try:
-                serve.run(application(options, scale), name=NAME, route_prefix="/", logging_config=QUIET)
-            except RuntimeError as error:
-                raise UserError(_reason(error)) from None
+            log.info("waiting for hosts that have room for %d replicas (`ray status` shows them)", scale.least)
+            _run(application(options, scale))
             told = str(scale.most) if scale.least == scale.most else f"{scale.least} to {scale.most}"
             log.info("serving %s replicas on http://%s:%d", told, host, port)
-            stop.wait()
+            with suppress(KeyboardInterrupt):
+                threading.Event().wait()
             log.info("stopping: open requests have %g s to end", scale.grace)
         finally:
-            serve.delete(NAME)
-            serve.shutdown()
+            with _interrupted_by(signal.SIG_IGN):
+                serve.delete(NAME)
+                # Somebody may have added an application meanwhile, which goes on.
+                if not serve.status().applications:
+                    serve.shutdown()
+
+
+def _require_free(scale: Scale, address: str) -> None:
+    """Raise UserError where Ray Serve runs already, at an address of its own, or where replicas would wait for ever."""
+    before = serve.status()
+    if before.proxies or before.applications:
+        there = ", ".join(before.applications) or "no application"
+        raise UserError(
+            f"--ray {address}: Ray Serve runs there already ({there}); add this one with `serve run`, or end the "
+            "others with `serve shutdown`"
+        )
+    cores, needed = int(ray.cluster_resources().get("CPU", 0)), scale.least * scale.cpus
+    if address == LOCAL and needed > cores:
+        raise UserError(
+            f"--replicas: {scale.least} of {scale.cpus} threads each need {needed} cores, and there are {cores}; use "
+            "fewer, or fewer --threads"
+        )
+
+
+def _run(app: serve.Application) -> None:
+    """Start the application. Raises UserError if it does not start."""
+    try:
+        serve.run(app, name=NAME, route_prefix="/", logging_config=QUIET)
+    except (RuntimeError, RayServeException) as error:
+        raise UserError(_reason(error)) from None
 
 
 @contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set."""
-    stop = threading.Event()
-    kinds = (signal.SIGINT, signal.SIGTERM)
-    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in kinds}
+def _interrupted_by(handler: Any) -> Iterator[None]:
+    """Let a handler take SIGTERM and Ctrl-C for the length of a block."""
+    before = {kind: signal.signal(kind, handler) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield
     finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
+        for kind, former in before.items():
+            signal.signal(kind, former)
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """Why the replicas do not start: the last error of a replica in Ray Serve's report."""
-    message = serve.status().applications[NAME].deployments
-    text = "\n".join([str(error), *(each.message for each in message.values())])
+    started = serve.status().applications.get(NAME)
+    messages = [each.message for each in started.deployments.values()] if started is not None else []
+    text = "\n".join([str(error), *messages])
     found = re.findall(r"UserError: (.*)", text)
     return found[-1] if found else f"--replicas: they do not start ({first_line(RuntimeError(text))})"
