@@ -107,14 +107,13 @@ def compile_(
 
 def main() -> None:
     """Run the command. A user's mistake ends it with one line and exit code 2."""
-    setting = "it is a setting of research, `ssd_compiler.settings.CompileSettings.{}`"
     run_command(
         app,
         gone={
             "--anchor-rule": "anchors are the prompts nearest to their domain's mean; omit it",
-            "--anchor-pool": setting.format("anchor_prompts"),
-            "--exit-epochs": setting.format("exit_epochs"),
-            "--exit-depth": setting.format("exit_depth"),
+            "--anchor-pool": "it is `ssd_compiler.settings.CompileSettings.anchor_prompts`, for research; omit it",
+            "--exit-epochs": "heads are fitted in closed form; omit it",
+            "--exit-depth": "heads are spread over all layers, and tuned to those that pay; omit it",
         },
     )
 

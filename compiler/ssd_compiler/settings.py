@@ -69,10 +69,6 @@ class CompileSettings:
     """Longest continuation. Some domains define longer ones, which would only repeat what these show."""
     exits: int = 0
     """Number of layers with an exit head. The default is none, since each head stores hidden² numbers."""
-    exit_depth: int = 0
-    """Deepest layer with an exit head, 0 for any."""
-    exit_epochs: int = 0
-    """Training epochs after the closed-form fit; SpecBound trains for 20."""
     block: int = DRAFT_BLOCK
     """Draft length that the acceptance estimate assumes when it decides which keys a position sees."""
 

@@ -176,8 +176,7 @@ class Stages:
             return self.base.exits
         if not self.settings.exits:
             return None
-        settings = self.settings
-        return self._exit_stage.fit(samples, settings.exits, settings.exit_epochs, settings.exit_depth)
+        return self._exit_stage.fit(samples, self.settings.exits)
 
     def to_search(self, samples: dict[str, list[Sample]]) -> dict[str, list[Sample]]:
         """The samples of every search: those of each domain and, of several domains together, the mixture's.

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from bench.fixtures.planted import plant
-from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
-from ssd_compiler.exits import training
 from ssd_compiler.exits.fitting import Regression, exit_layers, fit_exits
-from ssd_compiler.exits.training import CachedFeatures, cache_features, train_exits
 from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, exit_traces, tune_exits
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.early_exit import EarlyExit
@@ -113,28 +109,6 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
             if not right:
                 break
     assert drafted > 3
-
-
-def test_training_lowers_the_loss_on_its_features_and_leaves_the_model_alone(
-    samples: list[Sample], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(training, "LEARNING_RATE", 1e-3)
-    fitted = fit_exits(DECODER, samples, samples, LAYERS, lambda: None)
-    features = cache_features(DECODER, samples, LAYERS, lambda: None)
-    before = {name: value.clone() for name, value in DECODER.model.state_dict().items()}
-    (tmp_path / "features").write_bytes(features.to_bytes())
-    kept = CachedFeatures.from_file(tmp_path / "features", DECODER.device)
-    trained = train_exits(DECODER, fitted, kept, 6, lambda: None)
-
-    def loss(exits: ExitSet, layer: int) -> float:
-        place = exits.layers.index(layer)
-        weight, bias = (torch.from_numpy(part[place].astype(np.float32)) for part in (exits.weights, exits.biases))
-        logits = DECODER.head(features.states[layer] @ weight + bias)
-        return float(torch.nn.functional.cross_entropy(logits, features.targets))
-
-    assert all(loss(trained, layer) < loss(fitted, layer) for layer in LAYERS)
-    assert all(torch.equal(value, before[name]) for name, value in DECODER.model.state_dict().items())
-    assert all(parameter.grad is None for parameter in DECODER.model.parameters())
 
 
 def chain(matches: list[bool], confidence: float, layers: int = 1) -> ExitTrace:

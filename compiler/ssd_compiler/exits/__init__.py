@@ -1,1 +1,1 @@
-"""Exit heads: fitting, training, and tuning per domain."""
+"""Exit heads: fitting, and tuning per domain."""

@@ -21,18 +21,14 @@ HELD_BACK = 4
 """One sample in this many is held out from fitting; it selects the ridge and tunes how a domain exits."""
 
 
-def exit_layers(num_layers: int, count: int, depth: int = 0) -> tuple[int, ...]:
+def exit_layers(num_layers: int, count: int) -> tuple[int, ...]:
     """Choose up to `count` layer numbers evenly over the depth, the last layer excluded.
 
-    With a `depth`, they are spread over the first `depth` layers, that one included. With `count` equal to `depth`,
-    each of these layers gets a head. Raises UserError for a model of one layer.
+    Raises UserError for a model of one layer.
     """
     if num_layers < 2:
         raise UserError("--exits: this model has one layer, so no token can exit early; omit --exits")
     count = min(count, num_layers - 1)
-    if depth:
-        depth = min(depth, num_layers - 1)
-        return tuple(sorted({max(1, round(depth * (i + 1) / count)) for i in range(count)}))
     return tuple(sorted({max(1, round(num_layers * (i + 1) / (count + 1))) for i in range(count)}))
 
 

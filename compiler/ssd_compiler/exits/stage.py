@@ -11,7 +11,6 @@ from ssd_artifacts.domain_config import ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_compiler.calibrate import Sample, middle_context, reference_states
 from ssd_compiler.exits.fitting import exit_layers, fit_exits, held_back
-from ssd_compiler.exits.training import CachedFeatures, cache_features, train_exits
 from ssd_compiler.exits.tuning import exit_traces, tune_exits
 from ssd_compiler.progress import Reporter
 from ssd_compiler.search.stage import measured_on
@@ -19,8 +18,6 @@ from ssd_compiler.workspace import Store
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-
-FEATURES = "exit-features.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +28,18 @@ class ExitStage:
     work: Store
     reporter: Reporter
 
-    def fit(self, domains: Mapping[str, Sequence[Sample]], count: int, epochs: int, depth: int = 0) -> ExitSet:
-        """Fit exit heads after `count` layers on most samples of all domains, then train them for `epochs`.
-
-        They are spread over the first `depth` layers, over all with 0.
-        """
-        decoder = self.decoder
-        total = self.decoder.shape.num_layers
-        layers = exit_layers(total, count, depth)
+    def fit(self, domains: Mapping[str, Sequence[Sample]], count: int) -> ExitSet:
+        """Fit exit heads after `count` layers on most samples of all domains."""
+        shape = self.decoder.shape
         parts = [held_back(samples) for samples in domains.values()]
         samples = [sample for fitted, _ in parts for sample in fitted]
         held = [sample for _, kept in parts for sample in kept]
 
         def run() -> bytes:
             with self.reporter.stage("fit exits", len(samples) + len(held)) as tick:
-                return fit_exits(decoder, samples, held, layers, tick).to_bytes()
+                return fit_exits(self.decoder, samples, held, exit_layers(shape.num_layers, count), tick).to_bytes()
 
-        fitted = ExitSet.from_file(str(self.work.file(f"fitted-{EXITS}", run)), total, decoder.shape.hidden)
-        if not epochs:
-            return fitted
-
-        def cache() -> bytes:
-            with self.reporter.stage("exit features", len(samples)) as tick:
-                return cache_features(decoder, samples, layers, tick).to_bytes()
-
-        def train() -> bytes:
-            features = CachedFeatures.from_file(self.work.file(FEATURES, cache), decoder.device)
-            with self.reporter.stage("train exits", epochs * len(layers)) as tick:
-                return train_exits(decoder, fitted, features, epochs, tick).to_bytes()
-
-        return ExitSet.from_file(str(self.work.file(EXITS, train)), total, decoder.shape.hidden)
+        return ExitSet.from_file(str(self.work.file(EXITS, run)), shape.num_layers, shape.hidden)
 
     def tune(self, name: str, samples: Sequence[Sample], latency: LatencyTable, exits: ExitSet) -> ExitChoice:
         """Tune exits, width, annealing and threshold of a domain on samples that the heads were not fitted on."""
