@@ -10,7 +10,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from ssd_runtime.weights.gguf.tiles import NUMBERS, format_of, tiles_of
+from ssd_runtime.weights.gguf.tiles import LARGEST_EXPONENT, NUMBERS, format_of, tiles_of
 from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K, SIXTEEN
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
@@ -96,18 +96,36 @@ def test_a_weight_takes_the_bytes_that_it_has_in_the_file(kind: Type) -> None:
     assert kernel_and_weight(kind)[0].nbytes == OUT * COLUMNS * kept.bits / 8
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_outputs_that_fill_no_tile_are_those_of_a_weight_with_more(kind: Type) -> None:
+    torch.manual_seed(0)
+    data, bias, kept = random_blocks(kind, OUT, COLUMNS), torch.randn(OUT), format_of(kind)
+    whole = Native(kept, tiles_of(data, kind), COLUMNS, bias)
+    x, residual = torch.randn(9, COLUMNS), torch.randn(9, OUT)
+    for out in (1, OUT - 15, OUT - 1):
+        part = Native(kept, tiles_of(data[:out], kind), COLUMNS, bias[:out], out)
+        assert part.out_features == out
+        for rows in (1, 9):
+            assert torch.equal(part(x[:rows]), whole(x[:rows])[:, :out])
+        assert torch.equal(part.fused(x, None, residual[:, :out]), whole.fused(x, None, residual)[:, :out])
+
+
+@pytest.mark.parametrize("out", [OUT, OUT - 7])
 @pytest.mark.parametrize("dtype", list(SIXTEEN))
-def test_a_weight_of_16_bits_is_kept_to_the_bit(dtype: torch.dtype) -> None:
-    weight = torch.randn(OUT, COLUMNS).to(dtype)
-    bias = torch.randn(OUT)
+def test_a_weight_of_16_bits_is_kept_to_the_bit(dtype: torch.dtype, out: int) -> None:
+    weight = torch.randn(out, COLUMNS).to(dtype)
+    bias = torch.randn(out)
     kernel = Native.of16(weight, bias)
     assert torch.equal(kernel.numbers, weight)
     assert torch.equal(kernel(torch.eye(COLUMNS)), weight.float().T + bias), "columns of the identity are its numbers"
 
 
-def test_exponents_that_no_model_has_do_not_overflow() -> None:
-    data = random_blocks(Type.MXFP4, OUT, COLUMNS).reshape(OUT, -1, 17)
-    data[..., 0] = 255
-    kept = format_of(Type.MXFP4)
-    assert kept is not None
-    assert Native(kept, tiles_of(data.reshape(OUT, -1), Type.MXFP4), COLUMNS)(torch.ones(1, COLUMNS)).isfinite().all()
+def test_exponents_that_no_model_has_are_refused() -> None:
+    data, kept = random_blocks(Type.MXFP4, OUT, COLUMNS), format_of(Type.MXFP4)
+    data.reshape(OUT, -1, 17)[..., 0] = LARGEST_EXPONENT
+    expected = weight_of(data, Type.MXFP4).sum(1)
+    product = Native(kept, tiles_of(data, Type.MXFP4), COLUMNS)(torch.ones(1, COLUMNS))[0]
+    torch.testing.assert_close(product.double(), expected)
+    data.reshape(OUT, -1, 17)[-1, -1, 0] = LARGEST_EXPONENT + 1
+    with pytest.raises(ValueError, match="scales above"):
+        tiles_of(data, Type.MXFP4)

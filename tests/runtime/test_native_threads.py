@@ -13,10 +13,12 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
+from ssd_runtime.loading.checkpoints.sixteen_bits import keep_numbers
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.weights.kernels.native_mlp import NativeMlp
 from ssd_runtime.weights.native.library import library
-from tests.gguf_files import quantised_pair
+from tests.gguf_files import SIZES, quantised_pair
+from tests.models import tiny_model
 from tests.native_blocks import Block, any_activation, any_connection, any_weight
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -142,15 +144,29 @@ print([count - counts[0] for count in counts])
 @pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
 @pytest.mark.parametrize(
     ("kinds", "head_dim", "own"),
-    [({}, 16, True), ({"v_proj": Type.Q8_0}, 16, True), ({}, 48, False)],
-    ids=["one kind", "values of another kind", "attention by torch"],
+    [
+        ({}, 16, True),
+        ({"v_proj": Type.Q8_0}, 16, True),
+        ({}, 48, False),
+        ({"embed_tokens": Type.F32}, 16, False),
+    ],
+    ids=["one kind", "values of another kind", "attention by torch", "head by torch"],
 )
-def test_a_model_runs_on_our_threads_if_all_its_sub_layers_are_our_code(
+def test_a_model_runs_on_our_threads_if_all_of_it_is_our_code(
     kinds: dict[str, Type], head_dim: int, own: bool, tmp_path: Path
 ) -> None:
     packed, _, _ = quantised_pair(tmp_path, "llama", Type.Q4_0, kinds, head_dim=head_dim)
     decoder = Decoder(packed)
     natives = [native for linear in decoder.projections for native in linear.natives]
-    assert decoder.sublayers.are_whole == own
     assert natives
     assert all(native.own_threads == own for native in natives)
+
+
+@pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
+def test_light_copies_run_on_the_threads_of_the_weights_beside_them() -> None:
+    decoder = Decoder(keep_numbers(tiny_model("llama", **SIZES).bfloat16()))
+    for bits in ("8", "4"):
+        decoder.lighten(bits)
+        copies = [copy for linear in decoder.projections for light in linear.copies.values() for copy in light.natives]
+        assert copies
+        assert all(copy.own_threads for copy in copies)

@@ -27,11 +27,13 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
-from ssd_runtime.weights.gguf.blocks import levels4, levels8
+from ssd_runtime.weights.gguf.blocks import levels4, requantised
+from ssd_runtime.weights.gguf.index import GgufIndex
+from ssd_runtime.weights.gguf.kernels import held_bytes
 from ssd_runtime.weights.kernels.int4 import Int4
-from ssd_runtime.weights.kernels.int8 import Int8
+from ssd_runtime.weights.kernels.int8 import Int8, quantised
 from ssd_runtime.weights.native.library import library
-from ssd_runtime.weights.packed_linear import whole_calls
+from ssd_runtime.weights.packed_linear import PackedLinear, whole_calls
 from tests.gguf_files import quantised_pair, random_blocks
 from tests.kernels import kernel_name
 from tests.models import HYBRIDS, tiny_model
@@ -62,7 +64,10 @@ def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def test_a_kernels_row_is_the_same_to_the_bit_whatever_stands_beside_it(rows: int) -> None:
     torch.manual_seed(0)
     read = levels4(blocks_of(Type.Q4_1), Type.Q4_1)
-    four, eight = Int4(read.levels, read.scale, read.zero), Int8(*levels8(blocks_of(Type.Q8_0), Type.Q8_0))
+    four, eight = (
+        Int4(read.levels, read.scale, read.zero),
+        Int8(*requantised(blocks_of(Type.Q8_0), Type.Q8_0, quantised)),
+    )
     for kernel, width in ((four, read.levels.shape[1]), (eight, 96)):
         x = torch.randn(rows, width)
         other = torch.cat([x[:1], 50 * torch.randn(rows - 1, width)])
@@ -85,6 +90,21 @@ def test_a_packed_model_is_the_files_model(variant: str, kind: Type, code: str, 
     bits, short = (8, "8") if kind == Type.Q8_0 else (4, "4" if kind == Type.Q4_1 else kind.name)
     assert decoder.kernels == f"module {kernel_name(bits, code == 'native', short)}"
     assert bool(file.requantised) == (kind == Type.Q8_0 and code == "aten")
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0, Type.F16, Type.IQ4_NL], ids=lambda kind: kind.name)
+def test_a_vocabulary_of_any_size_is_held_as_others_are(kind: Type, code: str, tmp_path: Path) -> None:
+    """And in the memory that is asked for before, with our own kernels and without."""
+    kernels = list[str]()
+    for size in (96, 93):
+        packed, file, _ = quantised_pair(tmp_path, "qwen2", kind, vocab_size=size)
+        own = {module.kernel for module in packed.modules() if type(module) is PackedLinear}
+        held = sum(each.nbytes for each in (*own, *packed.parameters()))
+        assert held == pytest.approx(held_bytes(GgufIndex.read(file.path)), rel=0.05)
+        decoder = Decoder(packed)
+        require_faithful(decoder)
+        kernels.append(decoder.kernels)
+    assert kernels[0] == kernels[1] or code == "aten"
 
 
 @pytest.mark.parametrize(
@@ -276,5 +296,4 @@ def test_a_dense_models_bundle_serves_the_packed_one_and_no_other_model() -> Non
 def test_levels_and_scales_are_those_of_the_file(kind: Type) -> None:
     data = blocks_of(kind)
     read = levels4(data, kind)
-    assert read is not None
     torch.testing.assert_close(read.dense(), torch.from_numpy(dequantize(data, kind)), rtol=1e-5, atol=1e-6)

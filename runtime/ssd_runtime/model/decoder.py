@@ -188,8 +188,8 @@ class Decoder:
         return f"kernels: {self.kernels}; copies of weights in their layout take {gib(self.packed.used)}"
 
     def _choose_threads(self) -> None:
-        """Run steps on threads of our own if no other code has a part in them."""
-        whole = self.sublayers.are_whole
+        """Run steps on threads of our own if no other code has a part in them; an MTP layer's run on torch's."""
+        whole = self.sublayers.are_whole and bool(self.projections.head.natives) and self.mtp is None
         self._own_threads = library() if whole else None
         self.projections.use_own_threads(whole)
 
@@ -202,6 +202,7 @@ class Decoder:
         with self.lock, torch.inference_mode():
             self.light.make(bits)
             self.sublayers.follow(self.light.bits)
+            self._choose_threads()
 
     def refresh(self) -> None:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.

@@ -27,7 +27,7 @@ class Projections:
 
     def __init__(self, layers: Sequence[Layer], head: Linear, inputs: LayerInputs | None = None) -> None:
         self._layers = layers
-        self._head = head
+        self.head = head
         self._others = () if inputs is None else (inputs.projection,)
         self._serves: tuple[bool, ...] = ALWAYS
 
@@ -42,7 +42,7 @@ class Projections:
             linears, mixing = layer.linears(), len(layer.mixing())
             yield 2 * index, linears[:mixing]
             yield 2 * index + 1, linears[mixing:]
-        yield 2 * len(self._layers), (self._head,)
+        yield 2 * len(self._layers), (self.head,)
 
     @property
     def kernels(self) -> str:
@@ -94,16 +94,19 @@ class Projections:
         return min(found, key=lambda each: each.itemsize, default=dtype)
 
     def use_own_threads(self, own: bool) -> None:
-        """Run our own kernels of the model's weights on threads of our own, or on torch's (`Native.own_threads`)."""
-        for linear in self:
-            for native in linear.natives:
-                native.own_threads = own
+        """Run our own kernels on threads of our own, or on torch's (`Native.own_threads`)."""
+        for native in self._natives():
+            native.own_threads = own
 
     def use_huge_pages(self) -> None:
-        """Move our own kernels' weights, and those of light copies, into huge pages."""
+        """Move our own kernels' weights into huge pages."""
+        use_huge_pages(self._natives())
+
+    def _natives(self) -> Iterator[Native]:
+        """Our own kernels of the model's weights and of light copies."""
         copies = (kernel for linear in self for copy in linear.copies.values() for kernel in copy.kernels)
         kernels = chain((native for linear in self for native in linear.natives), copies)
-        use_huge_pages(kernel for kernel in kernels if isinstance(kernel, Native))
+        return (kernel for kernel in kernels if isinstance(kernel, Native))
 
     def serve(self, rows: Sequence[bool]) -> None:
         """Let packed copies serve forwards of n rows if `rows[n - 1]` is true; the last entry holds beyond its end."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8, quantised
 from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
@@ -67,6 +68,7 @@ def most_bytes(out: int, columns: int, bits: DraftBits, both: bool = False) -> i
     Whether that of `auto` has 4 or 8 bits turns out once it is made.
     """
     fours = serves4(out, columns)
+    out = -(-out // TILE) * TILE
     scales = out * columns // GROUP * 4
     most = (out * columns // 2 if bits == "4" and fours else out * columns) + scales
     return most + out * columns // 2 + scales if both and bits == "auto" and fours else most
@@ -79,7 +81,7 @@ def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bo
     one in 4 bits beside that.
     """
     parts = weight.split(-(-NUMBERS_AT_ONCE // weight.shape[1]))
-    native = Native.can_serve(*weight.shape)
+    native = Native.can_serve(weight.shape[1])
     copies = dict[int, Kernel]()
     if bits != "8" and serves4(*weight.shape):
         fours = [quantised4(rows) for rows in parts]
@@ -98,4 +100,4 @@ def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bo
 
 def serves4(out_features: int, in_features: int) -> bool:
     """Whether a kernel takes 4-bit weights of these sizes."""
-    return Native.can_serve(out_features, in_features) or Int4.can_serve(out_features, in_features)
+    return Native.can_serve(in_features) or Int4.can_serve(out_features, in_features)

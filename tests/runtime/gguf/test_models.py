@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,8 @@ LONGROPE = {
     "long_factor": [2 * each for each in FACTORS],
     "original_max_position_embeddings": 32,
 }
+WHOLE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}
+"""Angles of families that rotate a quarter of each head unless they are told."""
 ROTATED = {**HYBRID_SIZES["granite-hybrid"], "position_embedding_type": "rope", "mamba_conv_bias": False}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -88,6 +91,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2": ("lfm2", HYBRID_SIZES["lfm2"]),
     "lfm2-moe": ("lfm2-moe", HYBRID_SIZES["lfm2-moe"]),
     "qwen3.5": ("qwen3.5", HYBRID_SIZES["qwen3.5"]),
+    "qwen3.5 whole heads": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "rope_parameters": WHOLE}),
     "qwen3.5 one value head per key head": ("qwen3.5", {**HYBRID_SIZES["qwen3.5"], "linear_num_key_heads": 16}),
     "qwen3.5-moe": ("qwen3.5-moe", HYBRID_SIZES["qwen3.5-moe"]),
     "falcon-h1": ("falcon-h1", HYBRID_SIZES["falcon-h1"]),
@@ -96,6 +100,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {**HYBRID_SIZES["falcon-h1"], "mamba_n_groups": 1, "mamba_rms_norm": True, "mamba_norm_before_gate": False},
     ),
     "qwen3-next": ("qwen3-next", HYBRID_SIZES["qwen3-next"]),
+    "qwen3-next whole heads": ("qwen3-next", {**HYBRID_SIZES["qwen3-next"], "rope_parameters": WHOLE}),
     "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
     "granite-hybrid rotation": ("granite-hybrid", ROTATED),
 }
@@ -181,6 +186,21 @@ def test_every_type_of_weights_is_read(kind: Type, tmp_path: Path) -> None:
     assert expected.isfinite().all()
     torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     packed, _ = packed_model(index, config)
+    assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+
+
+@pytest.mark.parametrize("shape", [(64, 1, 64), (1, 64, 64)])
+@torch.inference_mode()
+def test_dimensions_of_size_1_change_nothing(shape: tuple[int, ...], tmp_path: Path) -> None:
+    truth = tiny_model("llama", seed=7, **SIZES)
+    path, name = tmp_path / "model.gguf", "blk.1.attn_output.weight"
+    save_gguf(path, truth, Type.Q8_0)
+    index = GgufIndex.read(path)
+    index.tensors[name] = replace(index.tensors[name], shape=shape)
+    config, expected = gguf_config(index), truth(IDS).logits
+    torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    packed, _ = packed_model(index, config)
+    require_faithful(Decoder(packed))
     assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import packed_model
 from ssd_runtime.loading.models import load_model
+from ssd_runtime.weights.gguf.blocks import UNREADABLE
 from ssd_runtime.weights.gguf.index import GgufIndex
+from ssd_runtime.weights.native.library import library
 from tests.gguf_files import HYBRID_SIZES, SIZES, save_gguf
 from tests.models import VARIANTS, tiny_model
+
+YARN = {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0}
+TWICE_2_TO_27 = {"qwen35.ssm.time_step_rank": 2**27, "qwen35.ssm.inner_size": 2**27}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +48,9 @@ from tests.models import VARIANTS, tiny_model
         ("falcon-h1", {"extra": {"blk.0.attn_q.bias": np.ones(64)}}, r"blk\.0\.attn_q\.bias .* no part"),
         ("falcon-h1", {"metadata": {"falcon-h1.ssm.inner_size": 2**31}}, "inner_size is 2147483648 beside"),
         ("falcon-h1", {"metadata": {"falcon-h1.ssm.state_size": 2**31}}, "groups of 2147483648"),
-        ("qwen3.5", {"metadata": {"qwen35.nextn_predict_layers": 10**9}}, "its metadata is not a model's"),
+        ("qwen3.5", {"metadata": {"qwen35.nextn_predict_layers": 10**9}}, "num_hidden_layers is '-999999996'"),
+        ("qwen3.5", {"metadata": TWICE_2_TO_27}, "inner_size is 134217728 beside 4 groups of 16"),
+        ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 2**31}}, "inner_size is 2147483648 beside"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
         (
             "granite-hybrid",
@@ -79,10 +87,34 @@ def test_hybrids_that_are_not_known_here_are_refused(
             {"metadata": {"qwen2.feed_forward_length": 128}},
             r"blk\.0\.ffn_gate\.weight is \[96, 64\], expected \[128, 64\]",
         ),
-        ({"metadata": {"qwen2.block_count": 10**8}}, "no tensors of block 4, and says that there are 100000000"),
+        (
+            {"metadata": {"qwen2.feed_forward_length": 2**32 - 1}},
+            "its metadata: intermediate_size is '4294967295', expected 1 to",
+        ),
+        ({"metadata": {"qwen2.rope.freq_base": float("nan")}}, "freq_base is nan"),
+        ({"metadata": {"qwen2.rope.freq_base": float("inf")}}, "freq_base is inf"),
+        ({"metadata": {"qwen2.rope.freq_base": 0.0}}, r"rope_theta has the number 0\.0, expected 0\.001"),
+        ({"metadata": {"qwen2.rope.freq_base": 0.0, **YARN}}, r"rope_theta has the number 0\.0"),
+        ({"metadata": {"qwen2.rope.freq_base": -1.0}}, r"rope_theta has the number -1\.0"),
+        ({"metadata": {"qwen2.rope.scaling.factor": -2.0}}, r"factor has the number -2\.0"),
+        ({"metadata": {"qwen2.rope.scaling.factor": 1e-30}}, "factor has the number 1.*e-30"),
+        ({"metadata": {"qwen2.rope.scaling.attn_factor": float("nan"), **YARN}}, "attn_factor is nan"),
+        ({"extra": {"rope_freqs.weight": np.full(8, np.nan)}}, "factor has the number nan"),
+        ({"metadata": {"qwen2.block_count": 10**8}}, "no norm of block 4, and says that there are 100000000"),
+        (
+            {"metadata": {"qwen2.block_count": 500}, "extra": {f"blk.{i}.x": np.ones(1) for i in range(4, 500)}},
+            "no norm of block 4,",
+        ),
+        (
+            {
+                "metadata": {"qwen2.block_count": 1025},
+                "extra": {f"blk.{i}.attn_norm.weight": np.ones(64) for i in range(4, 1025)},
+            },
+            "num_hidden_layers has the number 1025, expected 1 to 1024",
+        ),
         (
             {"metadata": {"qwen2.block_count": 10**6}, "extra": {"blk.999999.attn_norm.weight": np.ones(64)}},
-            "no tensors of block 4,",
+            "no norm of block 4,",
         ),
         ({"metadata": {"qwen2.block_count": 3}}, r"tensor blk\.3\..* no part"),
         ({"metadata": {"qwen2.attention.value_length": 10**6}}, "value_length is 1000000"),
@@ -116,6 +148,31 @@ def test_what_is_not_the_model_that_it_says_is_refused_by_name(
     assert "\n" not in str(caught.value)
     # What a refused conversion had begun is not kept.
     assert not list((tmp_path / "cache" / "models").glob("model-*/model.safetensors"))
+
+
+@pytest.mark.parametrize("kind", UNREADABLE, ids=lambda kind: kind.name)
+def test_types_that_the_library_does_not_dequantise_are_refused_by_name(kind: Type, tmp_path: Path) -> None:
+    path, name = tmp_path / "model.gguf", "blk.1.ffn_down.weight"
+    save_gguf(path, tiny_model("qwen2", **SIZES), Type.Q8_0)
+    index = GgufIndex.read(path)
+    config = gguf_config(index)
+    index.tensors[name] = replace(index.tensors[name], type=kind)
+    with pytest.raises(
+        UserError, match=rf"tensor blk\.1\.ffn_down\.weight is of type {kind.name}, which is not served"
+    ):
+        packed_model(index, config)
+
+
+@pytest.mark.skipif(library() is None, reason="other kernels requantise them")
+def test_scales_that_no_model_has_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    save_gguf(path, tiny_model("qwen2", **SIZES), Type.MXFP4)
+    index = GgufIndex.read(path)
+    with path.open("r+b") as file:
+        file.seek(index.tensors["blk.1.ffn_down.weight"].offset + 17 * 3 * 50)
+        file.write(b"\xff")
+    with pytest.raises(UserError, match=r"tensor blk\.1\.ffn_down\.weight has scales above 2\^72"):
+        packed_model(index, gguf_config(index))
 
 
 @pytest.mark.parametrize("weights", ["dense", "packed"])

@@ -132,7 +132,16 @@ REFUSED: Mapping[str, tuple[Change, str]] = {
     "kinds of 10^6 layers": (config(layer_types=["full_attention"] * 10**5), "layer_types"),
     "negative epsilon": (config(rms_norm_eps=-1.0), "rms_norm_eps has the number -1.0, expected 0 to 1"),
     "an angle that is no number": (config(rope_theta=float("nan")), "rope_theta has the number nan"),
-    "nothing to scale by": (config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}), "NaN"),
+    "nothing to scale by": (
+        config(rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 0.0}),
+        "factor has the number 0.0, expected 0.001",
+    ),
+    "angles the other way": (config(rope_parameters={"rope_type": "default", "rope_theta": -1.0}), "rope_theta has"),
+    "an angle that is infinite": (
+        config(rope_parameters={"rope_type": "default", "rope_theta": {"__float__": "Infinity"}}),
+        "rope_theta has the number inf",
+    ),
+    "deep angles": (config(rope_parameters=json.loads('{"a":' * 480 + "1" + "}" * 480)), "cannot load it"),
     "padding outside": (config(pad_token_id=10**6), "Padding_idx"),
     "quantisation by a list": (config(quantization_config=[1]), "cannot load it"),
     "a package that is not there": (config(quantization_config={"quant_method": "gptq", "bits": 4}), "optimum"),

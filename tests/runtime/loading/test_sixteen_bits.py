@@ -34,10 +34,10 @@ NAMES = {torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 @torch.no_grad()
-def rounded_pair(variant: str, dtype: torch.dtype) -> tuple[torch.nn.Module, torch.nn.Module]:
+def rounded_pair(variant: str, dtype: torch.dtype, vocab_size: int = 96) -> tuple[torch.nn.Module, torch.nn.Module]:
     """A model in fp32 whose numbers are all numbers of `dtype`, and the same model in that."""
     inner = {"moe_intermediate_size": 32} if "moe_intermediate_size" in VARIANTS[variant][1] else {}
-    truth = tiny_model(variant, seed=5, vocab_size=96, intermediate_size=96, **inner)
+    truth = tiny_model(variant, seed=5, vocab_size=vocab_size, intermediate_size=96, **inner)
     for tensor in truth.state_dict().values():
         tensor.copy_(tensor.to(dtype))
     return truth, copy.deepcopy(truth).to(dtype)
@@ -52,13 +52,33 @@ def test_every_family_computes_what_it_does_in_fp32(variant: str) -> None:
     assert kept.dtype == torch.float32
     packed = [name for name, module in kept.named_modules() if type(module) is PackedLinear]
     assert any(".experts." in name for name in packed) == (family_of(truth.config).router is not None)
-    torch.testing.assert_close(kept(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    # Random delta nets magnify the order of sums.
+    most = 2e-3 if variant.startswith(("qwen3.5", "qwen3-next")) else 1e-4
+    torch.testing.assert_close(kept(IDS).logits, expected, rtol=most, atol=most)
     decoder = Decoder(kept)
     require_faithful(decoder)
     session = Session(decoder)
     session.prefill(IDS[0, :40].tolist())
     got = decoder.logits(session.forward(IDS[0, 40:].tolist()))
-    torch.testing.assert_close(got, expected[0, 40:], rtol=1e-3, atol=1e-3)
+    most = max(most, 1e-3)
+    torch.testing.assert_close(got, expected[0, 40:], rtol=most, atol=most)
+
+
+@torch.inference_mode()
+def test_a_head_of_any_number_of_tokens_is_kept() -> None:
+    """Its light copies, too."""
+    truth, stored = rounded_pair("llama", torch.bfloat16, vocab_size=93)
+    expected = truth(IDS).logits
+    kept = keep_numbers(stored)
+    assert type(kept.lm_head) is PackedLinear
+    torch.testing.assert_close(kept(IDS).logits, expected, rtol=1e-4, atol=1e-4)
+    decoder, limits = Decoder(kept), Limits(40)
+    plain = generate(Session(decoder), [3, 1, 4], PlainPlanner(), limits).token_ids
+    for bits in ("8", "4"):
+        decoder.lighten(bits)
+        assert len(set(decoder.light.kernels.split(", "))) == 1, "one kind serves all"
+        plan = Plan.masked("test", decoder.light.mask, 5)
+        assert generate(Session(decoder), [3, 1, 4], ConstantPlanner(plan), limits).token_ids == plain
 
 
 @pytest.mark.parametrize("dtype", list(SIXTEEN))
@@ -71,7 +91,8 @@ def test_a_folder_keeps_its_bits_unless_fp32_is_asked_for(folder: Path, tmp_path
     assert kept.fingerprint() == wide.fingerprint(), "a bundle belongs to both"
     kernels = {module.kernel for module in kept.model.modules() if type(module) is PackedLinear}
     assert {kernel.name.removeprefix(library().instructions) for kernel in kernels} == {NAMES[dtype]}
-    assert sum(kernel.nbytes for kernel in kernels) == 2 * sum(x.out_features * x.in_features for x in kernels)
+    rows = {kernel: -(-kernel.out_features // 16) * 16 for kernel in kernels}
+    assert sum(kernel.nbytes for kernel in kernels) == 2 * sum(count * x.in_features for x, count in rows.items())
     assert type(kept.model.model.embed_tokens) is PackedEmbedding
     assert not any(type(module) is PackedLinear for module in wide.model.modules())
     ids = kept.encode([("user", "How many apples has Ada?")])

@@ -47,8 +47,16 @@ LONGEST = 1 << 30
 """Most positions of a model."""
 LISTED = ("layer_types", "layers_block_type", "no_rope_layers")
 """Entries that list something for every layer."""
+FLOATS = ("Infinity", "-Infinity", "NaN")
+"""Names of the floats that JSON has not."""
 MOST_NUMBER = 1 << 53
+ANGLES = (
+    *("rope_theta", "rope_local_base_freq", "factor", "short_factor", "long_factor"),
+    *("attention_factor", "beta_fast", "beta_slow"),
+)
+"""Entries about rotations that are above zero."""
 RANGES = {
+    "num_hidden_layers": (1, 1024),  # each takes a hundred kilobytes before a weight is read
     "rms_norm_eps": (0.0, 1.0),
     "partial_rotary_factor": (1e-6, 1.0),
     # Tables of longrope hold all of these positions.
@@ -59,6 +67,7 @@ RANGES = {
     "num_dense_layers": (0, LONGEST),
     "num_local_experts": (0, 4096),  # 0 in dense Granite-4 hybrids
     "time_step_limit": (0.0, math.inf),
+    **dict.fromkeys(ANGLES, (1e-3, MOST_NUMBER)),
     **dict.fromkeys(("sliding_window", "no_rope_layer_interval"), (1, LONGEST)),
     "sliding_window_pattern": (0, LONGEST),  # EXAONE-4 writes 0 for models without windows
 }
@@ -74,11 +83,11 @@ def read_config(spec: str, folder: Path, most_layers: int, most_size: int) -> Pr
     raw = _text_part(read_settings(spec, folder / CONFIG))
     kind = raw.get("model_type")
     _require_own_code_unneeded(spec, raw)
-    kept = {name: _decoded(value) for name, value in raw.items() if name in TAKEN and name != "model_type"}
-    if kind != "gemma4_text":  # transformers would change layers of any family by it
-        kept.pop("per_layer_config", None)
-    _require_sizes(spec, kept, most_layers, most_size)
     with guarded_loading(spec):
+        kept = {name: _decoded(value) for name, value in raw.items() if name in TAKEN and name != "model_type"}
+        if kind != "gemma4_text":  # transformers would change layers of any family by it
+            kept.pop("per_layer_config", None)
+        require_sizes(f"{spec}: {CONFIG}", kept, most_layers, most_size)
         # transformers reads such a config as another family's.
         kind = "ministral" if kind == "mistral" and kept.get("layer_types") is not None else kind
         if kind not in FAMILIES:
@@ -111,42 +120,45 @@ def _require_own_code_unneeded(spec: str, raw: Mapping[str, Any]) -> None:
         )
 
 
-def _require_sizes(spec: str, entries: Mapping[str, Any], most_layers: int, most_size: int) -> None:
-    """Raise UserError for a size that is no whole number, or none of a model of these tensors."""
+def require_sizes(where: str, entries: Mapping[str, Any], most_layers: int, most_size: int) -> None:
+    """Raise UserError for a size that is no whole number, or none of a model of `most_layers` tensors.
+
+    These have `most_size` numbers in all. The error says `where` the entries are.
+    """
     for name in SIZES:
         # Dense Granite-4 models have 0 of 0 experts.
         is_of_none = name == "num_experts_per_tok" and entries.get("num_local_experts") == 0
         if not (is_of_none or (name in DEFAULTED and entries.get(name) is None)):
-            _require_count(spec, entries, name, most_size)
-    layers = _require_count(spec, entries, "num_hidden_layers", most_layers)
+            _require_count(where, entries, name, most_size)
+    layers = _require_count(where, entries, "num_hidden_layers", most_layers)
     by_layer = {} if entries.get("per_layer_config") is None else entries["per_layer_config"]
     # transformers pads the numbers of layers with zeros.
     numbers = [key.lstrip("0") or key[-1:] for key in by_layer] if isinstance(by_layer, dict) else [""]
     if not set(numbers) <= set(map(str, range(layers))) or len(set(numbers)) < len(numbers):
-        raise _refusal(spec, "per_layer_config", "is no map of layers")
+        raise _refusal(where, "per_layer_config", "is no map of layers")
     for own in by_layer.values():
         if not isinstance(own, dict) or not set(own) <= set(DEFAULTED[:2]):
-            raise _refusal(spec, "per_layer_config", f"has more than {' and '.join(DEFAULTED[:2])}")
+            raise _refusal(where, "per_layer_config", f"has more than {' and '.join(DEFAULTED[:2])}")
         for name in own:
-            _require_count(spec, own, name, most_size)
-    _require_count(spec, entries, "max_position_embeddings", LONGEST)
+            _require_count(where, own, name, most_size)
+    _require_count(where, entries, "max_position_embeddings", LONGEST)
     for name in LISTED:
         listed = entries.get(name)
         if listed is not None and (not isinstance(listed, list) or (listed and len(listed) != layers)):
-            raise _refusal(spec, name, "is no list of as many entries as layers")
+            raise _refusal(where, name, "is no list of as many entries as layers")
     for name, value in _numbers(entries):
         least, most = RANGES.get(name, (-MOST_NUMBER, MOST_NUMBER))
         if not least <= value <= most:  # NaN is refused, too
-            raise _refusal(spec, name, f"has the number {str(value)[:40]}, expected {least:g} to {most:g}")
+            raise _refusal(where, name, f"has the number {str(value)[:40]}, expected {least:g} to {most:g}")
 
 
-def _require_count(spec: str, entries: Mapping[str, Any], name: str, most: int) -> int:
+def _require_count(where: str, entries: Mapping[str, Any], name: str, most: int) -> int:
     """The value of an entry; 0 if it is absent. Raises UserError unless it is a whole number of at least 1."""
     if name not in entries:
         return 0
     value = entries[name]
     if type(value) is not int or not 1 <= value <= most:
-        raise _refusal(spec, name, f"is {str(value)[:40]!r}, expected 1 to {most}")
+        raise _refusal(where, name, f"is {str(value)[:40]!r}, expected 1 to {most}")
     return value
 
 
@@ -154,7 +166,10 @@ def _decoded(value: Any) -> Any:
     """An entry as transformers reads it, which writes infinity as `{"__float__": "Infinity"}`."""
     if isinstance(value, list):
         return [_decoded(each) for each in value]
-    return math.inf if value == {"__float__": "Infinity"} else value
+    if not isinstance(value, dict):
+        return value
+    named = value.get("__float__")
+    return float(named) if named in FLOATS else {name: _decoded(each) for name, each in value.items()}
 
 
 def _numbers(value: Any, name: str = "") -> Iterator[tuple[str, int | float]]:
@@ -178,5 +193,5 @@ def _require_heads(spec: str, config: PreTrainedConfig) -> None:
             raise UserError(f"{spec}: {CONFIG}: {heads} heads of {width} cannot share {groups} keys; {ADVICE}")
 
 
-def _refusal(spec: str, name: str, problem: str) -> UserError:
-    return UserError(f"{spec}: {CONFIG}: {name[:60]} {problem}; {ADVICE}")
+def _refusal(where: str, name: str, problem: str) -> UserError:
+    return UserError(f"{where}: {name[:60]} {problem}; {ADVICE}")

@@ -68,7 +68,7 @@ def _keep(model: PreTrainedModel, own: dict[str, Tensor], names: list[str]) -> N
     """Replace projections that share an input, with weights that it takes from `own`, if our kernels can serve them."""
     weights = [_stored(own, f"{name}.weight") for name in names]
     columns = {weight.shape[1] for weight in weights}
-    if len(columns) > 1 or not Native.can_serve(sum(map(len, weights)), *columns):
+    if len(columns) > 1 or not Native.can_serve(*columns):
         return
     biased = [cast(nn.Linear, model.get_submodule(name)).bias is not None for name in names]
     biases = [_stored(own, f"{name}.bias") if has else None for name, has in zip(names, biased, strict=True)]

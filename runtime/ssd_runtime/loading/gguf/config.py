@@ -9,6 +9,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.loading.checkpoints.config import require_sizes
 from ssd_runtime.loading.gguf.architectures import architecture_of, blocks_of
 from ssd_runtime.loading.gguf.entries import KV_HEADS, QUERY_SCALING, Entries
 from ssd_runtime.loading.gguf.metadata import Metadata
@@ -20,7 +21,9 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 HARMLESS = ("vocab_size", "pooling_type")
 """Keys that say again what tensors say, or that matter to embedding models alone."""
 NO_EXPERTS = ("expert_count", "expert_used_count")
-PARTLY_ROTATED = ("phi3", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+QUARTERED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Types of configurations that rotate a quarter of each head unless they say otherwise."""
+PARTLY_ROTATED = ("phi3", *QUARTERED)
 """Types of configurations that can rotate a part of each head."""
 WIDEST_HEAD = 4096
 UNROTATED = float(np.float32(1e30))
@@ -51,6 +54,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
         for key in NO_EXPERTS:
             metadata.expect(key, 0)
     metadata.require_all_taken()
+    require_sizes(f"{index.path}: its metadata", entries, len(index.tensors), index.dense_bytes)
     try:
         return AutoConfig.for_model(entries.pop("model_type"), **entries)
     except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, StrictDataclassError) as error:
@@ -69,10 +73,15 @@ def _common(index: GgufIndex, metadata: Metadata) -> Entries:
             f"{index.path}: says {heads} heads and a hidden size of {hidden}, but {EMBEDDING} is "
             f"{list(embedding.shape)}; convert it again"
         )
-    layers, known = metadata.count("block_count"), blocks_of(index)
-    if (missing := next((number for number in range(layers) if number not in known), None)) is not None:
+    layers = metadata.count("block_count")
+    normed = {
+        number
+        for number, names in blocks_of(index).items()
+        if any("norm" in name and index.tensors[name].shape == (hidden,) for name in names)
+    }
+    if (missing := next((number for number in range(layers) if number not in normed), None)) is not None:
         raise UserError(
-            f"{index.path}: has no tensors of block {missing}, and says that there are {layers}; download it again"
+            f"{index.path}: has no norm of block {missing}, and says that there are {layers}; download it again"
         )
     kv_heads = metadata.optional(int, KV_HEADS, beside=0) or heads
     if kv_heads < 1 or heads % kv_heads:
@@ -121,7 +130,7 @@ def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, A
         parameters["llama_4_scaling_beta"] = metadata.required(float, QUERY_SCALING)
     if entries["model_type"] == "gpt_oss" and parameters["rope_type"] == "yarn":
         parameters["truncate"] = False  # the model's own; files do not say
-    if rotated != width:
+    if rotated != width or entries["model_type"] in QUARTERED:
         entries["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotated / width
     if parameters["rope_type"] == "longrope":
         entries["original_max_position_embeddings"] = parameters["original_max_position_embeddings"]

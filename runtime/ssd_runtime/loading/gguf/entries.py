@@ -80,7 +80,7 @@ def gemma4(metadata: Metadata, common: Entries) -> Entries:
         **_gemma4_experts(metadata),
         "head_dim": width,
         "per_layer_config": {
-            layer: {"head_dim": common["head_dim"], "num_key_value_heads": keys[layer]} for layer in full
+            str(layer): {"head_dim": common["head_dim"], "num_key_value_heads": keys[layer]} for layer in full
         },
         "num_key_value_heads": next((count for layer, count in enumerate(keys) if layer not in full), keys[0]),
         "num_kv_shared_layers": shared,
@@ -226,7 +226,7 @@ def qwen35(metadata: Metadata, common: Entries) -> Entries:
     states = metadata.listed(key) or [(layer + 1) % interval != 0 for layer in range(layers)]
     if len(states) < layers:
         raise metadata.refusal(key, f"lists {len(states)} layers, which")
-    keys, values, width = metadata.count("ssm.group_count"), *_heads(metadata)
+    values, width, keys, key_width = _recurrence(metadata)
     if values % keys:
         raise metadata.refusal("ssm.time_step_rank", f"is {values} for {keys} groups, which")
     metadata.ignore(("rope.dimension_sections",))  # those of a text are all at one position
@@ -235,7 +235,7 @@ def qwen35(metadata: Metadata, common: Entries) -> Entries:
         "layer_types": ["linear_attention" if state else "full_attention" for state in states[:layers]],
         "linear_num_key_heads": keys,
         "linear_num_value_heads": values,
-        "linear_key_head_dim": metadata.count("ssm.state_size"),
+        "linear_key_head_dim": key_width,
         "linear_value_head_dim": width,
         "linear_conv_kernel_dim": metadata.count("ssm.conv_kernel"),
     }
@@ -258,7 +258,7 @@ def granitehybrid(metadata: Metadata, common: Entries) -> Entries:
     experts = _experts(metadata, common) if metadata.optional(int, "expert_count") else {"num_local_experts": 0}
     metadata.expect("ssm.group_count", 1)  # llama.cpp norms the groups apart, transformers all as one
     rotated = metadata.optional(bool, "rope.scaling.finetuned")
-    heads, width = _heads(metadata)
+    heads, width, _, states = _recurrence(metadata)
     return {
         **_granite_factors(metadata),
         "position_embedding_type": "nope" if rotated is False else "rope",
@@ -268,7 +268,7 @@ def granitehybrid(metadata: Metadata, common: Entries) -> Entries:
         "mamba_n_heads": heads,
         "mamba_d_head": width,
         "mamba_n_groups": 1,
-        "mamba_d_state": metadata.count("ssm.state_size"),
+        "mamba_d_state": states,
         "mamba_d_conv": metadata.count("ssm.conv_kernel"),
         "mamba_expand": heads * width // common["hidden_size"],
     }
@@ -276,14 +276,10 @@ def granitehybrid(metadata: Metadata, common: Entries) -> Entries:
 
 def falcon_h1(metadata: Metadata, common: Entries) -> Entries:
     """Entries of Falcon-H1, whose factors are within the weights of its files."""
-    heads, width = _heads(metadata)
-    groups, states = metadata.count("ssm.group_count"), metadata.count("ssm.state_size")
+    heads, width, groups, states = _recurrence(metadata)
     normed = metadata.has("blk.0.ssm_norm.weight")
     if normed:
         metadata.expect("ssm.group_count", 1)
-    # transformers makes a vector of this length for each layer before the tensors are looked at.
-    if heads * width + groups * states > metadata.largest:
-        raise metadata.refusal("ssm.inner_size", f"is {heads * width} beside {groups} groups of {states}, which")
     return {
         "mamba_d_ssm": heads * width,
         "mamba_n_heads": heads,
@@ -296,12 +292,16 @@ def falcon_h1(metadata: Metadata, common: Entries) -> Entries:
     }
 
 
-def _heads(metadata: Metadata) -> tuple[int, int]:
-    """The number and the width of the heads of a recurrence."""
+def _recurrence(metadata: Metadata) -> tuple[int, int, int, int]:
+    """The number and the width of a recurrence's heads, and the number and the width of the groups that share keys."""
     heads, inner = metadata.count("ssm.time_step_rank"), metadata.count("ssm.inner_size")
     if inner % heads:
         raise metadata.refusal("ssm.inner_size", f"is {inner} for {heads} heads, which")
-    return heads, inner // heads
+    groups, states = metadata.count("ssm.group_count"), metadata.count("ssm.state_size")
+    # transformers makes vectors of these lengths for each layer before the tensors are looked at.
+    if inner + groups * states > metadata.largest:
+        raise metadata.refusal("ssm.inner_size", f"is {inner} beside {groups} groups of {states}, which")
+    return heads, inner // heads, groups, states
 
 
 def _without_keys(metadata: Metadata, common: Entries, mixer: str) -> list[str]:

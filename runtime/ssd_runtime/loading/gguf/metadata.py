@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -42,6 +43,8 @@ class Metadata:
             value = float(value)
         if type(value) is not kind:
             raise UserError(f"{self._path}: {self._prefix}{key} is {value!r}, expected {kind.__name__}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.refusal(key, f"is {value}, which")
         if isinstance(value, str) and not value.isascii() and value != value.encode(errors="replace").decode():
             raise UserError(f"{self._path}: {self._prefix}{key} is not UTF-8; {ADVICE}")
         return value

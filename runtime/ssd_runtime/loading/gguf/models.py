@@ -9,6 +9,7 @@ from gguf.quants import dequantize
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ssd_runtime.devices.memory import return_freed
+from ssd_runtime.loading.checkpoints.folder import guarded_loading
 from ssd_runtime.loading.checkpoints.pretrained import unfilled_model
 from ssd_runtime.loading.gguf.architectures import architecture_of, predicting_tensors
 from ssd_runtime.loading.gguf.rope import TENSORS
@@ -47,7 +48,8 @@ def packed_model(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrained
 def _empty(index: GgufIndex, config: PreTrainedConfig) -> tuple[PreTrainedModel, GgufFile]:
     """The model without memory for its weights, and the file, which has all of them."""
     family_of(config)
-    model = unfilled_model(config)
+    with guarded_loading(str(index.path)):
+        model = unfilled_model(config)
     file = GgufFile(index, architecture_of(index).layout, config)
     _add_mtp(model, file, predicting_tensors(index))
     shapes = {name: parameter.shape for name, parameter in (*model.named_parameters(), *buffers(model))}

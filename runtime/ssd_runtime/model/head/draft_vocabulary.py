@@ -31,7 +31,7 @@ class DraftVocabulary:
     def __init__(self, vocabulary: int, frequent: int = FREQUENT, seen: int = SEEN) -> None:
         """`frequent` and `seen` are multiples of 16; of a vocabulary that is not much larger, drafts score all."""
         self.is_useful = vocabulary >= 2 * frequent
-        self._tiles = vocabulary // TILE
+        self._tiles = -(-vocabulary // TILE)
         self._frequent = frequent // TILE
         self._most_seen = seen // TILE
         self._seen = OrderedDict[int, None]()

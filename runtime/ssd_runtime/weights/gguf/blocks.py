@@ -6,21 +6,35 @@ are those of ggml's `block_q4_0`, `block_q4_1` and `block_q4_K`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_runtime.weights.kernels.int4 import GROUP
-from ssd_runtime.weights.kernels.int8 import quantised
-from ssd_runtime.weights.kernels.native import quantised_groups
+
+
+def _is_read(kind: Type) -> bool:
+    """Whether the `gguf` library dequantises a block of a type."""
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return False
+    return True
+
 
 DENSE = (Type.F32, Type.F16, Type.BF16)
 """Types that are not quantised."""
+UNREADABLE = frozenset(kind for kind in Type if not _is_read(kind))
+"""Types that hold no weights, or that the installed `gguf` library does not dequantise."""
+LEVELS4 = {Type.Q4_0: 18, Type.Q4_1: 20, Type.Q4_K: 144}
+"""Bytes of a block of the types that aten's kernel of 4 bits can hold."""
 ROWS_AT_ONCE = 4096
 """Rows that are in memory in fp32 while a tensor is requantised."""
 
@@ -39,12 +53,9 @@ class Levels4:
         return (centred * self.scale[..., None] + self.zero[..., None]).flatten(1)
 
 
-def levels4(data: NDArray[np.uint8], kind: Type) -> Levels4 | None:
-    """The 4-bit weight in blocks `data` [out, bytes]; None for formats of other bits."""
-    if kind not in (Type.Q4_0, Type.Q4_1, Type.Q4_K):
-        return None
-    size = {Type.Q4_0: 18, Type.Q4_1: 20, Type.Q4_K: 144}[kind]
-    blocks = torch.from_numpy(np.array(data)).view(len(data), -1, size)
+def levels4(data: NDArray[np.uint8], kind: Type) -> Levels4:
+    """The 4-bit weight in blocks `data` [out, bytes] of a type in `LEVELS4`."""
+    blocks = torch.from_numpy(np.array(data)).view(len(data), -1, LEVELS4[kind])
     if kind == Type.Q4_K:
         return _q4_k(blocks)
     scale = _from_fp16_bytes(blocks[..., 0:2])
@@ -69,17 +80,11 @@ def _from_fp16_bytes(pairs: Tensor) -> Tensor:
     return pairs.contiguous().view(torch.float16)[..., 0].float()
 
 
-def levels8(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
-    """Requantise blocks `data` [out, bytes] to 8 bits: levels int8 [out, in], and one scale per output [out]."""
-    parts = [quantised(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)]
-    return torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts])
-
-
-def requantised(data: NDArray[np.uint8], kind: Type) -> tuple[Tensor, Tensor]:
-    """Requantise blocks `data` [out, bytes]: levels int8 [out, in], and a scale per 32 columns [out, in / 32]."""
-    parts = [
-        quantised_groups(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)
-    ]
+def requantised(
+    data: NDArray[np.uint8], kind: Type, quantise: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Levels int8 [out, in] and scales [out, …] that `quantise` gives some rows of the blocks `data` [out, bytes]."""
+    parts = [quantise(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)]
     return torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts])
 
 

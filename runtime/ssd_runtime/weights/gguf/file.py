@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.weights.gguf.blocks import DENSE, dense
+from ssd_runtime.weights.gguf.blocks import DENSE, UNREADABLE, dense
 from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
@@ -38,8 +39,6 @@ PREDICTING = {
     "mtp.norm": "shared_head_norm",
 }
 """Names in files of the modules that an MTP layer has beside its decoder layer."""
-UNREADABLE = (Type.Q8_1, Type.Q8_K, Type.I8, Type.I16, Type.I32, Type.I64, Type.F64)
-"""Types that hold no weights, or that the `gguf` library does not dequantise."""
 TOLERANCE = 0.04
 """Largest relative difference of a kernel's product from the dequantised weight's, in root mean squares. Scales and
 outputs are rounded to bf16, which reaches 1.5% in the demo model."""
@@ -85,7 +84,8 @@ class GgufFile:
     def require(self, shapes: Mapping[str, Sequence[int]], used: Sequence[str]) -> None:
         """Raise UserError unless the file has each parameter of `shapes` in its shape, and no tensor but these.
 
-        Biases that no layer has are zero. Tensors of the names `used` are read elsewhere.
+        Biases that no layer has are zero. Tensors of the names `used` are read elsewhere. Dimensions of size 1 count
+        for nothing: from then on tensors have the model's.
         """
         places = self._places
         expected = {
@@ -115,6 +115,7 @@ class GgufFile:
                 raise UserError(
                     f"{self.path}: tensor {name} is of type {place.type.name}, which is not served; requantise it"
                 )
+            places[name] = replace(place, shape=tuple(shape))
 
     def names(self, parameters: Sequence[str]) -> set[str]:
         """The names of the file's tensors for some parameters."""
@@ -127,7 +128,7 @@ class GgufFile:
     def stored(self, name: str) -> tuple[Any, Type]:
         """The blocks or numbers of a parameter, an array [out, …] in transformers' order, and their type."""
         found = self._name_of(name)
-        data = self._array(found)
+        data = self._array(found).reshape(self._places[found].array_shape)
         if expert := EXPERT.search(name):
             data = data[int(expert[1])]
         return self._order.rows(name, data), self._places[found].type
@@ -158,7 +159,7 @@ class GgufFile:
     def _join(self, first: str, second: str) -> None:
         """Let two tensors be one, of numbers if their types differ; not if they do not fit or cannot be read."""
         one, other = self._places.get(first), self._places[second]
-        if one is None or one.shape[1:] != other.shape[1:] or {one.type, other.type} & set(UNREADABLE):
+        if one is None or one.shape[1:] != other.shape[1:] or {one.type, other.type} & UNREADABLE:
             return
         name = first.replace(QKV, BOTH)
         kind = one.type if one.type == other.type else Type.F32
@@ -181,7 +182,7 @@ class GgufFile:
 
     def kernels(self, modules: Sequence[str]) -> list[tuple[list[str], Kernel | None]]:
         """Kernels of projections that share an input, one per run of equal formats; None for dense weights."""
-        runs = [(form, list(run)) for form, run in groupby(modules, key=self._form)]
+        runs = [(form, list(run)) for form, run in groupby(modules, key=partial(self._form, last=modules[-1]))]
         return [(run, self._kernel(form, run)) for form, run in runs]
 
     def forget(self) -> None:
@@ -204,15 +205,15 @@ class GgufFile:
             stem = str(self._names.get_name(f"{parent}.gate_up_proj")).replace("gate_up", which)
         return self._names.get_name(name) or f"{stem}.{part}"
 
-    def _stored(self, module: str) -> list[tuple[Any, Type]]:
-        """The blocks of a projection's weight and their type, in the parts that the file has."""
-        return [self.stored(part) for part in parts_of(f"{module}.weight")]
-
-    def _form(self, module: str) -> str:
-        forms = {form_of(data, kind) or module for data, kind in self._stored(module)}
+    def _form(self, module: str, last: str) -> str:
+        names = [self._name_of(part) for part in parts_of(f"{module}.weight")]
+        places = [self._places[name] for name in names]
+        is_last = module == last and len(names) == 1
+        forms = {form_of(place.shape, place.type, is_last) or module for place in places}
         if len(forms) > 1:
-            names = " and ".join(self._name_of(part) for part in parts_of(f"{module}.weight"))
-            raise UserError(f"{self.path}: {names} are of types that one kernel cannot serve; use --weights dense")
+            raise UserError(
+                f"{self.path}: {' and '.join(names)} are of types that one kernel cannot serve; use --weights dense"
+            )
         return forms.pop()  # a dense one is a run of its own
 
     def _kernel(self, form: str, modules: list[str]) -> Kernel | None:
@@ -221,7 +222,10 @@ class GgufFile:
         bias = self._bias(modules)
         parts = [part for module in modules for part in parts_of(f"{module}.weight")]
         stored = [self.stored(part) for part in parts]
-        kernel = kernel_of(stored, form, bias)
+        try:
+            kernel = kernel_of(stored, form, bias)
+        except ValueError as error:
+            raise UserError(f"{self.path}: tensor {self._name_of(parts[0])} {error}; {ADVICE}") from None
         self.requantised |= {
             self._name_of(part): kind.name
             for part, (_, kind) in zip(parts, stored, strict=True)

@@ -44,7 +44,10 @@ def format_of(kind: Type) -> Format | None:
 
 
 def tiles_of(data: NDArray[np.uint8], kind: Type) -> Tensor:
-    """The tiles [out / 16, bytes] of blocks `data` [out, bytes], whose type has a format."""
+    """The tiles [tiles, bytes] of blocks `data` [out, bytes], whose type has a format.
+
+    Raises ValueError for scales that no model has.
+    """
     if kind in NUMBERS:
         return tiles16(torch.from_numpy(np.array(data)).view(NUMBERS[kind]))
     kept, read = _KINDS[kind]
@@ -171,9 +174,10 @@ def _q2_k(blocks: Tensor) -> Parts:
 
 
 def _mxfp4(blocks: Tensor) -> Parts:
+    if blocks[..., 0].max() > LARGEST_EXPONENT:
+        raise ValueError(f"has scales above 2^{LARGEST_EXPONENT - 128}")
     # Levels are twice the numbers of E2M1, so the exponents of scales are one less.
-    exponents = blocks[..., 0].clamp(1, LARGEST_EXPONENT) - 1
-    return Parts(_nibbles(blocks[..., 1:]), by_tile(exponents))
+    return Parts(_nibbles(blocks[..., 1:]), by_tile(blocks[..., 0].clamp(min=1) - 1))
 
 
 _KINDS: Mapping[Type, tuple[Format, Callable[[Tensor], Parts]]] = {

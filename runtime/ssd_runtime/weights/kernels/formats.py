@@ -51,6 +51,7 @@ class Format:
         `levels` uint8 [out, in] are below 2^(first + second), `scales` are bytes [tiles, groups, scales] if blocks have
         any, and `header` bytes [tiles, groups / 8, header].
         """
+        levels = whole_tiles(levels)
         out, columns = levels.shape
         apart = words_of(levels).view(out // TILE, TILE, columns // GROUP, GROUP // 4).permute(0, 2, 3, 1).contiguous()
         blocks = _plane(apart >> self.second, self.first)
@@ -97,19 +98,25 @@ _ORDER = {BF16: (0, 2, 3, 1, 4), F16: (0, 2, 3, 4, 1)}
 _BACK = {BF16: (0, 3, 1, 2, 4), F16: (0, 4, 1, 2, 3)}
 
 
+def whole_tiles(rows: Tensor) -> Tensor:
+    """Rows [out, …] with zeros after them that complete the last tile."""
+    missing = -len(rows) % TILE
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing else rows
+
+
 def tiles8(levels: Tensor, scale: Tensor) -> Tensor:
     """Pack a weight levels × scale as tiles of `Q8_0`: levels int8 [out, in], scale [out, in / 32] rounded to fp16."""
     return Q8_0.tiles(levels.view(torch.uint8) ^ 128, halves(scale))
 
 
 def tiles16(weight: Tensor) -> Tensor:
-    """Pack a weight [out, in] in bf16 or fp16 as tiles [out / 16, bytes] of its format in `SIXTEEN`."""
-    parts = weight.unflatten(0, (-1, TILE)).unflatten(2, (-1, GROUP // 2, 2))
+    """Pack a weight [out, in] in bf16 or fp16 as tiles [tiles, bytes] of its format in `SIXTEEN`."""
+    parts = whole_tiles(weight).unflatten(0, (-1, TILE)).unflatten(2, (-1, GROUP // 2, 2))
     return parts.permute(_ORDER[SIXTEEN[weight.dtype]]).flatten(1).contiguous().view(torch.uint8)
 
 
 def numbers16(tiles: Tensor, kept: Format) -> Tensor:
-    """The weight [out, in] that `tiles16` has packed."""
+    """The weight [16 × tiles, in] that `tiles16` has packed."""
     dtype = next(dtype for dtype, each in SIXTEEN.items() if each is kept)
     sizes = {BF16: (-1, GROUP // 2, TILE, 2), F16: (-1, GROUP // 2, 2, TILE)}[kept]
     return tiles.view(dtype).unflatten(1, sizes).permute(_BACK[kept]).flatten(2).flatten(0, 1)
@@ -139,7 +146,7 @@ def _plane(words: Tensor, bits: int) -> Tensor:
 
 def by_tile(numbers: Tensor) -> Tensor:
     """Numbers [out, n] as [tiles, n, 16 outputs]."""
-    return numbers.unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+    return whole_tiles(numbers).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
 
 
 def halves(numbers: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from ssd_runtime.weights.kernels.formats import (
     numbers16,
     tiles8,
     tiles16,
+    whole_tiles,
 )
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.native.library import floats, library
@@ -40,6 +41,7 @@ class _Weight(ctypes.Structure):
         ("bias", ctypes.c_void_p),
         ("chosen", ctypes.c_void_p),
         ("number", ctypes.c_int64),
+        ("padding", ctypes.c_int64),
     )
 
 
@@ -67,10 +69,13 @@ class Native:
         "rounding",
     )
 
-    def __init__(self, kept: Format, tiles: Tensor, columns: int, bias: Tensor | None = None) -> None:
-        """`tiles` uint8 [out / 16, bytes] are those of a weight [out, columns] (`Format.tiles`).
+    def __init__(
+        self, kept: Format, tiles: Tensor, columns: int, bias: Tensor | None = None, out: int | None = None
+    ) -> None:
+        """`tiles` uint8 [tiles, bytes] are those of a weight [out, columns] (`Format.tiles`).
 
-        Raises RuntimeError where the code cannot run.
+        They have 16 outputs each, of which `out` are the weight's; by default all. Raises RuntimeError where the code
+        cannot run.
         """
         found = library()
         if found is None:
@@ -82,18 +87,21 @@ class Native:
         self._nested = False
         self._chosen: Tensor | None = None
         self.name = f"{found.instructions}{kept.short}"
-        self.out_features, self.in_features = len(tiles) * TILE, columns
+        whole = len(tiles) * TILE
+        self.out_features, self.in_features = whole if out is None else out, columns
         self._blocks = kept.joined(tiles, columns)
-        self.bias = None if bias is None else bias.float().contiguous()
+        padded = None if bias is None else whole_tiles(bias.float()).contiguous()
+        self.bias = None if padded is None else padded[: self.out_features]
         self._about = _Weight(
             kept.number,
-            self.out_features,
+            whole,
             self.in_features,
             0,
             self._blocks.nbytes,
-            0 if self.bias is None else self.bias.nbytes,
+            0 if padded is None else padded.nbytes,
             self._blocks.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
+            None if padded is None else padded.data_ptr(),
+            padding=whole - self.out_features,
         )
         self.address = ctypes.addressof(self._about)
         self.moved = False
@@ -142,17 +150,17 @@ class Native:
     def of4(cls, levels: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> Native:
         """A weight (levels - 8) × scale + zero: levels from 0 to 15 [out, in], scale and zero [out, in / 32]."""
         scales = torch.cat([halves(scale), halves(zero - 8 * scale)], -1)
-        return cls(Q4_1, Q4_1.tiles(levels.to(torch.uint8), scales), levels.shape[1], bias)
+        return cls(Q4_1, Q4_1.tiles(levels.to(torch.uint8), scales), levels.shape[1], bias, len(levels))
 
     @classmethod
     def of8(cls, levels: Tensor, scale: Tensor, bias: Tensor | None = None) -> Native:
         """A weight levels × scale: levels int8 [out, in], scale [out, in / 32], rounded to fp16."""
-        return cls(Q8_0, tiles8(levels, scale), levels.shape[1], bias)
+        return cls(Q8_0, tiles8(levels, scale), levels.shape[1], bias, len(levels))
 
     @classmethod
     def of16(cls, weight: Tensor, bias: Tensor | None = None) -> Native:
         """A weight [out, in] in bf16 or fp16, every number of which is kept."""
-        return cls(SIXTEEN[weight.dtype], tiles16(weight), weight.shape[1], bias)
+        return cls(SIXTEEN[weight.dtype], tiles16(weight), weight.shape[1], bias, len(weight))
 
     @property
     def has_numbers(self) -> bool:
@@ -162,7 +170,7 @@ class Native:
     @property
     def numbers(self) -> Tensor:
         """The weight [out, in] in bf16 or fp16, of a kernel that `has_numbers`."""
-        return numbers16(self._blocks.view(self.out_features // TILE, -1), self._kept)
+        return numbers16(self._blocks.view(self._about.out_features // TILE, -1), self._kept)[: self.out_features]
 
     @property
     def row_floats(self) -> int:
@@ -171,9 +179,9 @@ class Native:
         return width // 4 + 5 * (width // GROUP) if self._kept.has_levels else width
 
     @staticmethod
-    def can_serve(out_features: int, in_features: int) -> bool:
-        """Whether a weight of these sizes can be packed and multiplied on this machine."""
-        return out_features % TILE == 0 and in_features % GROUP == 0 and library() is not None
+    def can_serve(in_features: int) -> bool:
+        """Whether a weight of so many columns can be packed and multiplied on this machine."""
+        return in_features % GROUP == 0 and library() is not None
 
     @property
     def own_threads(self) -> bool:
@@ -206,12 +214,12 @@ class Native:
         """
         x = x.contiguous()
         n = x.shape[0]
-        y = floats(n, self.out_features)
+        y = floats(n, self._about.out_features)
         if self._chosen is not None:
             y.numpy().fill(-math.inf)  # by this thread: torch's others would take turns with ours
-        if residual is not None:
-            residual = residual.contiguous()
-        return self.library.write(
+        is_whole = not self._about.padding
+        added = residual.contiguous() if residual is not None and is_whole else None
+        y = self.library.write(
             y,
             n * self.row_floats,
             self.library.linear,
@@ -220,9 +228,13 @@ class Native:
             x.data_ptr(),
             x.nbytes,
             n,
-            None if residual is None else residual.data_ptr(),
-            0 if residual is None else residual.nbytes,
+            None if added is None else added.data_ptr(),
+            0 if added is None else added.nbytes,
         )
+        if is_whole:
+            return y
+        y = y[:, : self.out_features]
+        return y if residual is None else y + residual
 
 
 def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -98,6 +98,7 @@ static int check_tiles(const Weight *weight) {
 
 static int check_weight(const Weight *weight) {
     AGREE(check_tiles(weight));
+    REQUIRE(WEIGHT, !weight->padding);
     REQUIRE(CHOSEN, !weight->chosen);
     return AGREED;
 }

@@ -15,7 +15,7 @@ typedef struct {
     const uint8_t *blocks;
     const float *bias; /* NULL for none. */
     const int32_t *chosen; /* The tiles that `linear` multiplies, `number` of them; NULL for all. */
-    int64_t number;
+    int64_t number, padding; /* The last outputs that are zeros to fill a tile, which callers of `linear` cut off. */
 } Weight;
 
 typedef struct {
