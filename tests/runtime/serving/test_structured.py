@@ -16,6 +16,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from ssd_runtime.serving.http.openai.answers.responses import chat_body
 from ssd_runtime.serving.http.openai.calls.call_forms import (
     BARE,
     LISTED,
@@ -203,6 +204,24 @@ def test_structures_that_cannot_be_used_are_refused_and_others_go_on(plain_clien
 def attack(client: openai.OpenAI, grammar: str) -> None:
     with contextlib.suppress(openai.BadRequestError):
         ask(client, extra_body={"structured_outputs": {"grammar": grammar}}, max_tokens=2)
+
+
+def test_thoughts_and_effort_of_responses_are_those_of_chats() -> None:
+    def thoughts(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "c", "name": "loaves", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "12"}
+    answer = {"role": "assistant", "content": "Twelve."}
+    history = [{"role": "user", "content": "?"}, thoughts("Hm."), call, output, thoughts("So."), answer, answer]
+    body = chat_body({"input": history, "reasoning": {"effort": "low"}})
+    assert body["chat_template_kwargs"] == {"reasoning_effort": "low"}
+    _, asked, told, final, again = body["messages"]
+    assert (asked["reasoning_content"], asked["tool_calls"][0]["id"]) == ("Hm.", "c")
+    assert told["role"] == "tool"
+    assert final == {**answer, "reasoning_content": "So."}
+    assert again == answer
+    assert chat_body({"input": [{"type": "reasoning", "encrypted_content": "x"}]})["messages"] == []
 
 
 @pytest.mark.parametrize("forced", [False, True])

@@ -9,18 +9,23 @@ from uuid import uuid4
 
 from ssd_runtime.serving.http.openai.answers.events import PREFIX, Json
 from ssd_runtime.serving.http.openai.errors import invalid
+from ssd_runtime.serving.http.openai.requests.fields import EFFORT
 
 SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls", "ssd"),
     *("structured_outputs", "repetition_penalty", "chat_template_kwargs"),
 )
 """Fields that a chat's body has by the same name."""
+READ = ("input", "instructions", "max_output_tokens", "reasoning", "tools", "tool_choice", "text")
+"""Fields that a chat's body has in another form."""
 IGNORED = (
     *("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("include", "truncation", "reasoning", "stream_options"),
+    *("include", "truncation", "stream_options"),
 )
 """Fields that change nothing here, as for a chat."""
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls", "context_management")
+THOUGHT = {"role", "reasoning_content"}
+"""What a message of thoughts has before what follows them is added."""
 LOGPROBS = "message.output_text.logprobs"
 REASONS = {"length": "max_output_tokens"}
 
@@ -31,7 +36,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     What is wrong in other ways is passed on, for the checks of a chat's body.
     """
     chat = {name: body[name] for name in SAME if body.get(name) is not None}
-    known = {*SAME, *IGNORED, *STATEFUL, "input", "instructions", "max_output_tokens", "tools", "tool_choice", "text"}
+    known = {*SAME, *IGNORED, *STATEFUL, *READ}
     for name, value in body.items():
         if name in STATEFUL and value not in (None, False):
             raise invalid(name, "nothing is kept here between requests; send the whole conversation as `input`")
@@ -39,6 +44,11 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
             raise invalid(name, "this field is unknown here; omit it", "unknown_parameter")
     if isinstance(include := body.get("include"), list) and LOGPROBS in include:
         raise invalid("include", f"{LOGPROBS!r} are told by /v1/chat/completions alone; omit it, or ask there")
+    reasoning = body.get("reasoning")
+    if isinstance(reasoning, dict) and isinstance(reasoning.get("effort"), str):
+        variables = chat.get("chat_template_kwargs", {})
+        if isinstance(variables, dict):  # else the chat's checks refuse it
+            chat["chat_template_kwargs"] = {EFFORT: reasoning["effort"], **variables}
     told = body.get("instructions")
     messages: list[dict[str, Any]] = [] if told is None else [{"role": "system", "content": told}]
     given = body.get("input")
@@ -77,18 +87,27 @@ def _add(messages: list[dict[str, Any]], item: Any) -> None:
         content = item.get("content")
         if isinstance(content, list):
             content = [_part(part) for part in content]
-        messages.append({"role": item.get("role"), "content": content})
+        if item.get("role") == "assistant" and messages and messages[-1].keys() == THOUGHT:
+            messages[-1]["content"] = content
+        else:
+            messages.append({"role": item.get("role"), "content": content})
     elif kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": None})
+            messages.append({"role": "assistant"})
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         output = item.get("output")
         content = [_part(part) for part in output] if isinstance(output, list) else output
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
-    elif kind != "reasoning":
+    elif kind == "reasoning":
+        # Models expect their thoughts back within a series of calls.
+        parts = item.get("content")
+        if isinstance(parts, list) and all(isinstance(part, dict) for part in parts) and parts:
+            thoughts = "".join(str(part.get("text", "")) for part in parts)
+            messages.append({"role": "assistant", "reasoning_content": thoughts})
+    else:
         raise invalid("input", "an item is a message, a function's call or its output; send one of these")
 
 

@@ -31,6 +31,8 @@ class Unsupported:
     """Values that ask for what happens anyway; null is always one."""
 
 
+EFFORT = "reasoning_effort"
+"""The field of requests, and the variable of templates, that says how much to think."""
 UNSUPPORTED: Mapping[str, Unsupported] = {
     "echo": Unsupported("the prompt is not repeated in the answer; omit it", (False,)),
     "suffix": Unsupported("the model only writes on after the prompt; omit it", ("",)),

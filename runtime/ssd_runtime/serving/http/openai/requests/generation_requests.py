@@ -20,7 +20,8 @@ from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
 from ssd_runtime.serving.http.openai.errors import invalid, too_long
-from ssd_runtime.serving.http.openai.requests.prompt_encoder import EFFORT, PromptEncoder
+from ssd_runtime.serving.http.openai.requests.fields import EFFORT
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings

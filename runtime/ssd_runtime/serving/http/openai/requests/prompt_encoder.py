@@ -18,14 +18,13 @@ from ssd_runtime.serving.http.openai.calls import probe
 from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, named_form
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
 from ssd_runtime.serving.http.openai.reasoning import CLOSE, OPEN
+from ssd_runtime.serving.http.openai.requests.fields import EFFORT
 from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_json
 from ssd_runtime.serving.http.openai.requests.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
 
-EFFORT = "reasoning_effort"
-"""The variable of templates, and the field of requests, that says how much to think."""
 MOST_NESTING = 64
 """Most lists and objects within each other, in a call's arguments, a tool's parameters or a template's variables."""
 LAST = 16
