@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from torch import Tensor
-
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import DECODING_REMEDY, gib, guard_memory
+from ssd_runtime.model.cache.kv_cache import Saved
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, PoolFull
 from ssd_runtime.model.runner import ModelRequest, Work
 from ssd_runtime.sequence.session import POOL_ROOM, Session
@@ -68,8 +67,7 @@ class Job(Generic[T]):
                 self.request = self._next(answer)
         except StopIteration as stop:
             self.result = stop.value
-            self.done = True
-            self.session.close()
+            self._end()
         except PoolFull:
             self._fail_of_memory()
         except Exception as error:  # raised where the result is asked for, so that other jobs go on
@@ -130,8 +128,13 @@ class Job(Generic[T]):
         if self.done:
             return
         self.work.close()
-        self.session.close(keep=False)
         self.error = error
+        self._end(keep=False)
+
+    def _end(self, keep: bool = True) -> None:
+        """Release all that only a running job needs: its caller may hold on to it."""
+        self.session.close(keep)
+        self.request = None
         self.done = True
 
     def cancel(self) -> None:
@@ -154,8 +157,8 @@ class _Paused:
     """The state of a paused job, which has released its memory."""
 
     request: ModelRequest
-    drafted: list[Tensor]
-    """Keys and values after the committed tokens, the request's rows included, one tensor per layer."""
+    drafted: Saved
+    """The content of the slots after the committed tokens, the request's rows included."""
     recomputing: Work[None]
 
 

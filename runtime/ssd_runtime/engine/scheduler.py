@@ -182,8 +182,8 @@ class Scheduler:
         """Start jobs while there is room, paused ones first; returns those that failed at once."""
         failed = list[Job[Any]]()
         while (queue := self._paused or self._waiting) and len(self._running) < self.max_sequences:
-            job = queue[0]
-            if queue is self._waiting and any(self._awaits(job, other) for other in self._running):
+            job = next((each for each in queue if queue is self._paused or not self._awaits(each)), None)
+            if job is None:
                 break
             job.session.chunk = PREFILL_ROWS if self._running else PREFILL_CHUNK
             if not self._fits(job):
@@ -191,7 +191,7 @@ class Scheduler:
                     break
                 while self.prefixes.forget_oldest():
                     pass  # a job that is alone gets all the memory there is, and may need less than reckoned
-            queue.popleft()
+            queue.remove(job)
             if queue is self._paused:
                 job.resume()
             else:
@@ -207,9 +207,9 @@ class Scheduler:
             if self._clock() >= until:
                 break
 
-    def _awaits(self, job: Job[Any], other: Job[Any]) -> bool:
-        """Whether to hold `job` back because `other` is prefilling a longer shared prefix than any that is cached."""
-        return job.session.awaits(job.prompt, other.session, other.prompt)
+    def _awaits(self, job: Job[Any]) -> bool:
+        """Whether to hold a job back because another is prefilling a longer shared prefix than any that is cached."""
+        return any(job.session.awaits(job.prompt, other.session, other.prompt) for other in self._running)
 
     def _fits(self, job: Job[Any]) -> bool:
         """Whether the pool has room for a job; prefixes of other sequences are dropped for it."""
@@ -221,25 +221,27 @@ class Scheduler:
     def _joint(self) -> list[Job[Any]]:
         """Jobs of the next forward: all that decode, and prompts of `PREFILL_ROWS` rows at most, at least one.
 
-        Jobs whose drafts or searches are not done yet take no part.
+        The oldest prompt comes first in every second step, and the one with the fewest tokens left in the others. Jobs
+        whose drafts or searches are not done yet take no part.
 
         Sets the chunk size of the prompts' next forwards, too.
         """
         ready = [job for job in self._running if is_full(job.request)]
         decoding = [job for job in ready if job.decodes]
-        prompts = list[Job[Any]]()
+        prompts = [job for job in ready if not job.decodes]
+        if self._steps % 2:
+            prompts.sort(key=lambda job: len(job.prompt) - job.session.committed)
+        joint = list[Job[Any]]()
         rows = 0
-        for job in ready:
-            if job.decodes:
-                continue
+        for job in prompts:
             job.session.chunk = PREFILL_ROWS if decoding else PREFILL_CHUNK
-            rows += rows_of(job.request)
-            if not prompts or rows <= PREFILL_ROWS:
-                prompts.append(job)
-        return decoding + prompts
+            if not joint or rows + rows_of(job.request) <= PREFILL_ROWS:
+                joint.append(job)
+                rows += rows_of(job.request)
+        return decoding + joint
 
     def _answer(self, jobs: Sequence[Job[Any]]) -> None:
-        """Answer the jobs' requests; if the forward fails or memory runs out, all of these jobs fail."""
+        """Answer the jobs' requests; if memory runs out, all of them fail, else those whose own forward fails."""
         if not jobs:
             return
         load = Load(sequences=len(jobs), rows=sum(rows_of(job.request) for job in jobs), step=self._steps)
@@ -248,7 +250,10 @@ class Scheduler:
                 answers = self._runner.answer([job.request for job in jobs if job.request is not None])
         except Exception as error:  # each job raises it where its result is asked for; others go on
             for job in jobs:
-                job.fail(error)
+                if len(jobs) == 1 or isinstance(error, UserError):
+                    job.fail(error)
+                elif not job.done:  # another's callback may have cancelled it
+                    self._answer([job])
             return
         for job, answer in zip(jobs, answers, strict=True):
             if is_full(job.request):

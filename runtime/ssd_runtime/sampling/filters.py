@@ -19,9 +19,9 @@ def filters_of(sampling: SamplingParams) -> LogitsProcessorList:
     They accept no int in place of a float.
     """
     filters = LogitsProcessorList()
-    if sampling.temperature not in (0.0, 1.0):
-        filters.append(TemperatureLogitsWarper(float(sampling.temperature)))
     if sampling.random:
+        if sampling.temperature != 1.0:
+            filters.append(TemperatureLogitsWarper(float(sampling.temperature)))
         if sampling.top_k > 0:
             filters.append(TopKLogitsWarper(sampling.top_k))
         if sampling.top_p < 1.0:

@@ -13,10 +13,13 @@ if TYPE_CHECKING:
     from ssd_runtime.sampling.processors import RowProcessors
     from ssd_runtime.structure.grammars import Grammar
 
+COLD = 1e-3
+"""Lower temperatures are greedy: logits divided by them would leave the range of numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Sampling parameters under the names of transformers' `generate`; temperature 0 is greedy.
+    """Sampling parameters under the names of transformers' `generate`; a temperature below `COLD` is greedy.
 
     Raises UserError when one is out of its range, or would have no effect at temperature 0.
     """
@@ -53,13 +56,13 @@ class SamplingParams:
                 raise UserError(f"sampling: {name}: expected {expected}, got {value}")
         shaping = {"top_k": self.top_k, "top_p": self.top_p < 1.0, "min_p": self.min_p, "rejection": self.rejection}
         given = [name for name, is_given in shaping.items() if is_given]
-        if given and not self.random:
+        if given and not self.temperature:
             raise UserError(f"sampling: {given[0]} has no effect at temperature 0; give a higher one, or omit it")
 
     @property
     def random(self) -> bool:
         """Whether tokens are sampled rather than chosen greedily."""
-        return self.temperature > 0.0
+        return self.temperature >= COLD
 
     @property
     def tests_drafts(self) -> bool:

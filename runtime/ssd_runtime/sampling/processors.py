@@ -51,8 +51,8 @@ class RowProcessors:
     """Logits processors of one sequence, called as transformers' `generate` calls them for a batch of one.
 
     The target's choices call every processor exactly once per new token, in order, with the ids before that token.
-    Draft choices call only the processors of transformers without a state. This changes how good a draft is, never the
-    output.
+    Draft choices call only the processors without a state: those of transformers, and those whose class says that they
+    are `repeatable`. This changes how good a draft is, never the output.
     """
 
     def __init__(
@@ -99,4 +99,5 @@ class RowProcessors:
 def _repeatable(processor: LogitsProcessor) -> bool:
     """Whether calls for drafts have no effect on later calls; a user's own processor may have a state."""
     kind = type(processor)
-    return kind.__module__.startswith("transformers.") and kind.__name__ not in STATEFUL
+    known = kind.__module__.startswith("transformers.") and kind.__name__ not in STATEFUL
+    return known or getattr(processor, "repeatable", False)

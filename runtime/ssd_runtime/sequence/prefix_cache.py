@@ -30,7 +30,7 @@ class Prefix:
     start: bytes
     """The first `BLOCK` tokens as bytes. Prompts that begin otherwise cannot resume after the prefix."""
     size: int
-    """Bytes of its keys and values."""
+    """Bytes of its keys, values and states."""
     owner: str = ""
     """Name of the stream it came from; other streams do not see it."""
 
@@ -43,9 +43,9 @@ class Prefix:
 class PrefixCache:
     """Prefixes within a pool, the least recently used first.
 
-    They take at most `SHARE` of the pool, and are dropped when a running sequence needs the room. A prefix serves only
-    sequences of its owner, because the time of a prefill shows whether its beginning was known. Running sequences lend
-    their prompts, which are copied and take no room of their own.
+    With their states they take at most `SHARE` of the pool, and are dropped when a running sequence needs the room.
+    A prefix serves only sequences of its owner, because the time of a prefill shows whether its beginning was known.
+    Running sequences lend their prompts, which are copied and take no room of their own.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -53,8 +53,11 @@ class PrefixCache:
         self._prefixes: list[Prefix] = []
         self._lent: list[Prefix] = []
         """Prompts of running sequences."""
-        self.bytes = 0
-        """Bytes that the prefixes take."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the prefixes' keys and values."""
+        return sum(each.cache.bytes for each in self._prefixes)
 
     def __len__(self) -> int:
         """Number of prefixes."""
@@ -73,7 +76,7 @@ class PrefixCache:
             states=states,
             version=version,
             start=_start(tokens),
-            size=cache.bytes,
+            size=cache.bytes + states.bytes,
             owner=owner,
         )
         if new.size > SHARE * self.pool.bytes:
@@ -86,8 +89,7 @@ class PrefixCache:
             if contained or old.version != version:
                 self._forget(old)
         self._prefixes.append(new)
-        self.bytes += new.size
-        while self._prefixes and self.bytes > SHARE * self.pool.bytes:
+        while sum(each.size for each in self._prefixes) > SHARE * self.pool.bytes:
             self._forget(self._prefixes[0])
 
     def lend(self, ids: Sequence[int], cache: KVCache, states: PromptStates, version: int, owner: str = "") -> None:
@@ -131,7 +133,6 @@ class PrefixCache:
             cache.copy_from(prefix.cache, tokens)
             return cache
         cache.release()
-        self.bytes -= prefix.size
         prefix.cache.rewind(tokens)
         return prefix.cache
 
@@ -158,7 +159,6 @@ class PrefixCache:
 
     def _forget(self, prefix: Prefix) -> None:
         self._prefixes.remove(prefix)
-        self.bytes -= prefix.size
         prefix.cache.release()
 
 

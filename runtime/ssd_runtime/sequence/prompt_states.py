@@ -29,6 +29,11 @@ class PromptStates:
         self._open: list[Tensor] = []
         """States [n, hidden] after the last sub-layer, of the tokens after the last whole block."""
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of the sums and states; the MTP layer's are among these."""
+        return sum(each.nbytes for each in (*self._sums, *self._open))
+
     def copy(self) -> PromptStates:
         """Return an independent copy of the same states."""
         other = PromptStates(None if self.mtp is None else self.mtp.copy())

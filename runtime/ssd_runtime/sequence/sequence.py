@@ -142,16 +142,17 @@ class TokenSequence:
         self.reused = tokens
         return prefix
 
-    def look_back(self, tokens: int) -> None:
+    def look_back(self, tokens: int, later: int = 0) -> None:
         """Make sliding layers keep all keys that the latest `tokens` tokens see, for a search that runs them again.
 
-        It holds until the sequence returns to the end of its prompt, or takes another one.
+        It may do so until `later` more are committed; the states before them stay once they are pinned. This holds
+        until the sequence returns to the end of its prompt, or takes another one.
         """
-        self.cache.lookback = max(self.cache.lookback, tokens)
+        self.cache.lookback = max(self.cache.lookback, tokens + later)
         self.cache.states.lookback = max(self.cache.states.lookback, tokens)
 
     def close(self, keep: bool = True) -> None:
-        """Release the slots of a pool; with `keep`, the tokens become a prefix for new sequences."""
+        """Release the slots of a pool and all states; with `keep`, the tokens become a prefix for new sequences."""
         if self._prefixes is None:
             return
         self._withdraw()
@@ -161,6 +162,9 @@ class TokenSequence:
             )
         else:
             self.cache.release()
+        self._states = PromptStates()
+        self._prompt = None
+        self._sampler.restart(0)
 
     def release(self) -> None:
         """Give the slots back to the pool; the tokens stay, for `recomputing`."""

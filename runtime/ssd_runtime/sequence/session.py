@@ -13,7 +13,7 @@ from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch.batch import Lineage
 from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.cache.kv_cache import KVCache
-from ssd_runtime.model.cache.kv_pool import FORWARD_ROWS
+from ssd_runtime.model.cache.kv_pool import FORWARD_ROWS, LOOKBACK
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Ahead, Forward, ModelRunner, Work
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
@@ -151,11 +151,6 @@ class Session(TokenSequence):
                 f"prompt: {total} tokens, but this model's context holds {limit}, the answer included; "
                 "shorten the prompt"
             )
-
-    def pin(self) -> None:
-        """Make a search's tokens so far stay what it can run again, until the session returns or takes a prompt."""
-        self.look_back(self.decoder.shape.max_context)
-        self.cache.states.pinned = self.committed
 
     def fork(self) -> Session:
         """Make an independent session with the same committed tokens."""
@@ -342,10 +337,13 @@ class Session(TokenSequence):
         self.ids = []
         self.cache.restart(keep_marks=True)
         mtp, again = self._states.mtp, self._no_states().mtp
+        searched = self.cache.states.looked_back(len(ids))
         try:
             while self.committed < len(ids):
-                chunk = ids[self.committed : self._chunk_end()]
-                states = yield self.request(chunk, certain=True)
+                ends = self._chunk_end(), searched.start, searched.stop
+                end = min(each for each in ends if each > self.committed)
+                chunk = ids[self.committed : end]
+                states = yield self.request(chunk, certain=end <= searched.start)
                 self.commit(chunk)
                 if mtp is not None and again is not None:
                     again.add(states)
@@ -360,6 +358,8 @@ class Session(TokenSequence):
         That has whole blocks, few enough for a bias of bounded size, or ends where states are to be kept.
         """
         fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * (self.committed + PREFILL_CHUNK))
-        end = self.committed + max(BLOCK, min(self.chunk, fitting) // BLOCK * BLOCK)
+        # Tokens that are computed again leave room for those that searches look back to.
+        rows = min(self.chunk, fitting, PREFILL_CHUNK + LOOKBACK - self.cache.lookback)
+        end = self.committed + max(BLOCK, rows // BLOCK * BLOCK)
         mark = self.cache.states.next_mark(self.committed)
         return end if mark is None else min(end, mark)

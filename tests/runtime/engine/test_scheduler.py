@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.models import IN_BOTH, tiny_model
-from tests.small_memory import small_memory
+from tests.small_memory import BLOCK, small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import profile
 from tests.together import FLAT, add, assert_as_alone, finish, planners
@@ -110,6 +111,27 @@ def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str
             assert_as_alone(decoder, GREEDY, ids, limits, job.ended().token_ids)
 
 
+def test_a_forward_that_fails_ends_the_request_that_it_fails_for_and_no_other() -> None:
+    decoder, prompts, limits = Decoder(tiny_model("qwen3.5", seed=3)), [[1, 2, 3], [4, 5, 6, 7], [8] * 12], Limits(20)
+    scheduler = Scheduler(decoder, 3)
+    jobs = [add(scheduler, *request) for request in zip(prompts, [limits] * 3, planners(decoder)[:3], strict=True)]
+    run = decoder.run
+
+    def failing(x: torch.Tensor, batch: Batch, *given: Any, **named: Any) -> torch.Tensor:
+        out = run(x, batch, *given, **named)
+        if jobs[1].session.committed > 10 and any(each.cache is jobs[1].session.cache for each in batch.segments):
+            raise RuntimeError("a kernel fails")
+        return out
+
+    decoder.run = failing  # type: ignore[method-assign]
+    finish(scheduler)
+    decoder.run = run  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="a kernel fails"):
+        jobs[1].ended()
+    for place in (0, 2):
+        assert_as_alone(decoder, GREEDY, prompts[place], limits, jobs[place].ended().token_ids)
+
+
 def test_a_cancelled_job_says_so() -> None:
     scheduler = Scheduler(Decoder(tiny_model("llama")), 2)
     job = add(scheduler, [1, 2], Limits(9))
@@ -136,6 +158,51 @@ def test_a_prompt_that_several_requests_share_is_run_once(variant: str) -> None:
         for ids, job in zip(prompts, jobs, strict=True):
             assert_as_alone(decoder, GREEDY, ids, Limits(30), job.ended().token_ids)
         assert scheduler.pool.used_bytes == scheduler.prefixes.bytes
+
+
+@pytest.mark.parametrize("variant", ["gemma3", "qwen3.5"])
+def test_jobs_that_have_ended_take_no_memory(variant: str) -> None:
+    """Whoever asks for many answers at once holds all jobs until the last one has ended."""
+    decoder, jobs, held = Decoder(tiny_model(variant)), list[Job[Generation]](), list[int]()
+    with small_memory():
+        scheduler = Scheduler(decoder, 4)
+        for _ in range(3):
+            for planner in planners(decoder)[:3]:
+                jobs.append(add(scheduler, [5 + i % 40 for i in range(33)], Limits(40), planner, SamplingParams(0.8)))
+            finish(scheduler)
+            while scheduler.prefixes.forget_oldest():
+                pass
+            gc.collect()
+            held.append(sum(each.nbytes for each in gc.get_objects() if type(each) is torch.Tensor))
+    assert held[1] == held[2]
+
+
+def test_short_prompts_go_along_with_a_long_one_and_do_not_starve_it() -> None:
+    decoder = Decoder(tiny_model("llama", max_position_embeddings=512))
+    with small_memory():
+        scheduler = Scheduler(decoder, 4)
+        beside = add(scheduler, [1, 2], Limits(400))
+        scheduler.step()
+        long, waited = add(scheduler, [9] * 400, Limits(2)), list[int]()
+        while not long.session.prefilled:
+            short, began = add(scheduler, [3, 4, 5], Limits(2)), len(beside.session.ids)
+            while not short.session.prefilled and not short.done:
+                scheduler.step()
+            waited.append(len(beside.session.ids) - began)
+            scheduler.finish(short)
+        assert max(waited) <= 2
+        assert len(beside.session.ids) <= 2 * 400 / (2 * BLOCK) + 4, "twice as many steps as alone"
+
+
+def test_prompts_that_share_nothing_do_not_wait_for_those_that_wait() -> None:
+    decoder, shared = Decoder(tiny_model("llama")), [5 + i % 40 for i in range(100)]
+    with small_memory():
+        scheduler = Scheduler(decoder, 4)
+        first, second, other = (add(scheduler, ids, Limits(9)) for ids in ([*shared, 3], [*shared, 4], [7, 8]))
+        scheduler.finish(other)
+        assert not first.session.prefilled
+        finish(scheduler)
+        assert second.ended().num_cached_tokens == 100
 
 
 def test_the_most_tokens_of_a_pool_are_those_of_a_lone_request() -> None:
@@ -178,9 +245,7 @@ def together(table: LatencyTable, sampling: SamplingParams, new_tokens: int = 60
     stream, scheduler, jobs = stream_by_the_table(), Scheduler(DECODER, len(PROMPTS)), list[Job[Generation]]()
     for ids in PROMPTS:
         session, planner = Session(DECODER, sampling), AutoPlanner(masks, {}, heads, None, table, stream)
-        jobs.append(
-            scheduler.add(session, generating(session, ids, planner, Limits(new_tokens)), len(ids) + new_tokens)
-        )
+        jobs.append(scheduler.add(session, generating(session, ids, planner, Limits(new_tokens)), ids))
     finish(scheduler)
     assert stream.steps.members == {}
     assert stream.budgets.waiting == len(PROMPTS)

@@ -187,7 +187,6 @@ def test_what_was_never_written_is_never_read(variant: str) -> None:
         for plan in (Plan("plain"), Plan.masked("test", SubLayerPlan.of(4, {2, 5}), 5, branching=((1.0, 4),))):
             session = Session(decoder, prefixes=prefixes)
             assert generate(session, PROMPT[:20], ConstantPlanner(plan), Limits(40)).token_ids == expected
-            session.close()
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
@@ -258,3 +257,13 @@ def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.Monke
         while prefixes.forget_oldest():
             pass
         assert prefixes.bytes == 0
+
+
+def test_states_of_an_answer_count_as_its_keys_do() -> None:
+    decoder = Decoder(tiny_model("llama", seed=4))
+    with small_memory():
+        prefixes = PrefixCache(decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 4))
+        for token in range(1, 5):
+            generate(Session(decoder, prefixes=prefixes), [token] * 4, PlainPlanner(), Limits(45))
+        states = sum(each.states.bytes for each in prefixes._prefixes)
+        assert 0 < states + prefixes.bytes <= prefixes.pool.bytes / 2

@@ -126,13 +126,20 @@ def test_the_committed_state_is_that_of_the_committed_rows(moves: list[tuple[str
             layer.write(begin, inputs, None)
             saved = states.save(begin, begin + count)
             states.restart(keep_marks=True)
+            searched = states.looked_back(begin)
             while states.committed < begin:
-                first, last = states.committed, min(begin, states.next_mark(states.committed) or begin)
-                again = states.of(0)
-                again.skip(last, MIXER.scan(again.after(first), rows[first:last])[1])
+                first, again = states.committed, states.of(0)
+                ends = begin, searched.start, states.next_mark(first) or begin
+                last = min(end for end in ends if end > first)
+                after = MIXER.scan(again.after(first), rows[first:last])[1]
+                if last <= searched.start:
+                    again.skip(last, after)
+                else:
+                    again.write(first, rows[first:last], after)
                 states.settle(last)
-            states.load(begin, [saved[0]])
+            states.load(begin, saved)
             assert torch.equal(states.of(0).after(begin + count)[0], state_of(torch.cat([rows, inputs])))
+            assert torch.equal(states.of(0).after(searched.start)[0], state_of(rows[: searched.start]))
         else:
             rows = torch.cat([rows, inputs[:accepted]])
             states.settle(len(rows))

@@ -117,8 +117,9 @@ def test_sequences_that_search_beside_each_other_decode_as_alone(
 
 @pytest.mark.parametrize("variant", ["gemma3", "lfm2"])
 @pytest.mark.parametrize("name", sorted(SETTINGS))
-def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str) -> None:
+def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sliding layers drop keys, and states go on; what a search runs again still sees its own window."""
+    monkeypatch.setattr("ssd_runtime.planning.papers.swift.LATER", 20)
     decoder, limits = (
         Decoder(tiny_model(variant, seed=3, max_position_embeddings=512)),
         Limits(60 if variant in HYBRIDS else 250),
@@ -131,11 +132,22 @@ def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str) -
             lease for lease, group in zip(session.cache.leases, session.cache.pool.groups, strict=True) if group.window
         ]
         assert sliding or variant in HYBRIDS
-        if name != "swift":
-            assert all(lease.first > 0 for lease in sliding)
+        assert all(lease.first > 0 for lease in sliding)
     plans = [[cycle.plan.mask for cycle in run.cycles] for run in runs]
     assert plans[0] == plans[1], "with the same keys they find the same masks"
     assert runs[0].token_ids == runs[1].token_ids
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_a_search_needs_no_more_memory_than_plain_decoding_however_long_the_answer(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssd_runtime.planning.papers.swift.LATER", 20)
+    decoder = Decoder(tiny_model("gemma3", seed=3, max_position_embeddings=512))
+    with small_memory():
+        scheduler = Scheduler(decoder, 1)
+        got = scheduler.finish(add(scheduler, PROMPTS[0], Limits(400), strategy(name, decoder)()))
+        assert_as_alone(decoder, GREEDY, PROMPTS[0], Limits(400), got.token_ids)
 
 
 @pytest.mark.parametrize("name", ["clasp", "knapsack"])

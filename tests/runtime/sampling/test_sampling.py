@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from transformers import LogitsProcessor
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
@@ -24,10 +25,13 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
+from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import Sampler, draw, gumbel
 from ssd_runtime.sampling.seeds import seed_generator
 from ssd_runtime.sequence.session import Session
+from ssd_runtime.serving.http.logits import CountPenalties, TokenBias
 from tests.models import VOCABULARY, tiny_model
 
 LAYERS = 4
@@ -112,6 +116,27 @@ def test_a_repetition_penalty_is_that_of_generate(penalty: float) -> None:
     for plan in (Plan("plain"), *PLANS.values()):
         session = Session(DECODER, SamplingParams(repetition_penalty=penalty))
         assert generate(session, ids, ConstantPlanner(plan), Limits(30)).token_ids == expected[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-39, 9e-4])
+def test_a_temperature_that_no_logits_can_be_divided_by_is_greedy(temperature: float) -> None:
+    """Filters keep the most probable token, so that they may be given as at any other temperature."""
+    cold = SamplingParams(temperature, top_p=0.9, seed=3, rejection=True)
+    filters = RowProcessors(filters_of(cold), torch.empty(0, dtype=torch.long))
+    expected = generate(Session(DECODER), [3, 1], PlainPlanner(), Limits(12)).token_ids
+    for sampling in (cold, replace(cold, processors=filters)):
+        for plan in (Plan("plain"), *PLANS.values()):
+            got = generate(Session(DECODER, sampling), [3, 1], ConstantPlanner(plan), Limits(12))
+            assert got.token_ids == expected
+
+
+@pytest.mark.parametrize("processor", [TokenBias({7: 100.0}, DECODER.device), CountPenalties(2, 0.0, 50.0)])
+def test_penalties_and_biases_of_a_server_shape_drafts_too(processor: LogitsProcessor) -> None:
+    sampling = SamplingParams(processors=RowProcessors([processor], torch.empty(0, dtype=torch.long)))
+    whole = Plan.masked("all", SubLayerPlan.of(LAYERS, set()), 4)
+    got = generate(Session(DECODER, sampling), [3, 1], ConstantPlanner(whole), Limits(60))
+    assert got.num_accepted_tokens == got.num_draft_tokens > 40
+    assert got.token_ids == generate(Session(DECODER, sampling), [3, 1], PlainPlanner(), Limits(60)).token_ids
 
 
 @pytest.mark.parametrize(

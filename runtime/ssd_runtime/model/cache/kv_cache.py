@@ -10,6 +10,8 @@ from ssd_runtime.model.cache.mixer_states import MixerStates
 
 GROWTH = 8
 """A cache that is too small grows by 1 / `GROWTH` of itself, and by at least `SPARE_SLOTS`."""
+Saved = tuple[dict[int, Tensor], dict[int, Tensor]]
+"""The content of some slots by layer: keys and values, and the inputs of mixers that are no attention."""
 
 
 class KVCache:
@@ -141,6 +143,7 @@ class KVCache:
     def release(self) -> None:
         """Give all slots back to the pool; nothing may be written any more."""
         self.pool.give_back(self.leases)
+        self._marks = dict.fromkeys(self._marks)
         self.states.restart(keep_marks=True)
         for number in range(len(self.leases)):
             self.placed(number)
@@ -153,19 +156,17 @@ class KVCache:
             self.pool.resize(number, lease, size)
             self.placed(number)
 
-    def save(self, begin: int, end: int) -> list[Tensor]:
-        """Copies of what slots `begin`, …, `end` - 1 hold, keys and values or inputs, one per layer, for `load`."""
-        inputs = self.states.save(begin, end)
-        return [
-            inputs[layer] if layer in inputs else self._part(layer, begin, end - begin).clone()
-            for layer in range(len(self._shift))
-        ]
+    def save(self, begin: int, end: int) -> Saved:
+        """A copy of what slots `begin`, …, `end` - 1 hold, for `load`."""
+        keys = {layer: self._part(layer, begin, end - begin).clone() for layer in self._keyed}
+        return keys, self.states.save(begin, end)
 
-    def load(self, begin: int, saved: list[Tensor]) -> None:
-        """Write the copies of `save` to slots `begin`, …"""
-        for layer in self._keyed:
-            self._part(layer, begin, saved[layer].shape[3]).copy_(saved[layer])
-        self.states.load(begin, saved)
+    def load(self, begin: int, saved: Saved) -> None:
+        """Write a copy of `save` to slots `begin`, …"""
+        keys, inputs = saved
+        for layer, slots in keys.items():
+            self._part(layer, begin, slots.shape[3]).copy_(slots)
+        self.states.load(begin, inputs)
 
     def write(self, layer: int, slot: int | Tensor, new: Tensor) -> None:
         """Put keys and values `new` [n, 2 * kv_heads, head_dim], keys first, into slots `slot`, …, `slot` + n - 1.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -123,8 +123,10 @@ class LayerStates:
             self._past = None
         elif pinned is None or before.tokens < pinned:
             inputs = self.read(before.tokens, committed)
-            past = Past(before, inputs.clone()) if self._past is None else self._past.followed_by(inputs)
-            self._past = past.shortened(lookback, self.mixer)
+            past = self._past
+            if past is None or past.end < before.tokens:  # the first one, or one after tokens that were pinned
+                past = Past(before, inputs[:0])
+            self._past = past.followed_by(inputs).shortened(lookback, self.mixer)
         if self._ring is not None and len(self._ring) > MOST_SPARE:
             self._ring = None
 
@@ -142,10 +144,10 @@ class LayerStates:
         self._since = slot
 
     def saved(self, begin: int, end: int) -> Tensor:
-        """A copy of the inputs of slots `begin`, …, `end` - 1; empty if no rows have been there."""
-        if self._ring is None or end - begin > len(self._ring):
+        """A copy of the inputs of slots `begin`, …, `end` - 1; of those that no row has run in, it may have none."""
+        if self._ring is None:
             return torch.empty(0, self.mixer.width)
-        return self.read(begin, end).clone()
+        return self.read(begin, min(end, begin + len(self._ring))).clone()
 
     def read(self, begin: int, end: int) -> Tensor:
         """The inputs of slots `begin`, …, `end` - 1."""
@@ -229,6 +231,11 @@ class MixerStates:
         """Whether the states after `tokens` tokens are known, if there are any."""
         return not self._mixers or not tokens or self._marks.get(tokens) is not None
 
+    def looked_back(self, committed: int) -> range:
+        """The tokens among the first `committed` before which searches ask for states."""
+        end = committed if self.pinned is None else self.pinned
+        return range(max(0, end - self.lookback), end)
+
     def rewind(self, tokens: int) -> None:
         """Return to `tokens` tokens, which must be resumable; later marks are dropped."""
         self._start(tokens, self._after(tokens))
@@ -259,11 +266,11 @@ class MixerStates:
         """Copies of the inputs of slots `begin`, …, `end` - 1, by layer, for `load`."""
         return {layer: self.of(layer).saved(begin, end) for layer in self._mixers}
 
-    def load(self, begin: int, saved: Sequence[Tensor]) -> None:
-        """Write the inputs of `save`, among one tensor per layer, to slots `begin`, …"""
-        for layer in self._mixers:
-            if len(saved[layer]):
-                self.of(layer).write(begin, saved[layer], None)
+    def load(self, begin: int, saved: Mapping[int, Tensor]) -> None:
+        """Write the inputs of `save` to slots `begin`, …"""
+        for layer, inputs in saved.items():
+            if len(inputs):
+                self.of(layer).write(begin, inputs, None)
 
     def move(self, source: int, target: int) -> None:
         """Put a copy of the inputs of slot `source` into slot `target` in every layer."""

@@ -31,6 +31,8 @@ DOUBT = 2.0
 LOOK_EVERY = 256
 """Tokens of the stream between two scorings of a finished search's mask. A scoring and its window's targets take about
 two plain steps: less than 1% of the time up to 1.28 times plain decoding's speed."""
+LATER = 512
+"""Tokens of a request after which its masks are compared on newer ones: sliding layers keep the keys since."""
 POOL = 256
 """Number of masks that the Gaussian process chooses from."""
 
@@ -219,18 +221,23 @@ class SwiftPlanner(Planner):
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep the session, whose cache candidates are compared on."""
         self._session = session
-        session.look_back(self._search.settings.window + self._search.settings.max_draft + 1)
+        session.look_back(self._search.settings.window + self._search.settings.max_draft + 1, LATER)
 
     def searching(self, context: int) -> Work[None]:
         """Score the best mask if it has no score on this request, and try a candidate while the search goes on."""
         assert self._session is not None, "start() comes first"
         # Concurrent sequences share the search, so it may change while this one waits for a forward.
         search = self._search
+        states = self._session.cache.states
+        if states.pinned is not None and context > states.pinned + LATER:
+            states.pinned = None
+            self._window = None
+            self._recent = RecentStates(search.settings.window)
         if self._window is None:
             if self._recent.tokens < search.settings.window:
                 return
             self._window = yield from self._recent.referencing(self._session)
-            self._session.pin()  # masks are compared on the window until the request ends
+            states.pinned = context
             self._recent = RecentStates(0)
             self._outdated = True
         if self._outdated:

@@ -14,6 +14,8 @@ from transformers import LogitsProcessor
 class CountPenalties(LogitsProcessor):
     """Lowers the logits of tokens by how often the answer has them: OpenAI's presence and frequency penalties."""
 
+    repeatable = True
+
     def __init__(self, prompt_tokens: int, presence: float, frequency: float) -> None:
         self._prompt_tokens = prompt_tokens
         self._presence = presence
@@ -28,6 +30,8 @@ class CountPenalties(LogitsProcessor):
 
 class TokenBias(LogitsProcessor):
     """Adds a bias to the logits of some tokens."""
+
+    repeatable = True
 
     def __init__(self, biases: Mapping[int, float], device: torch.device) -> None:
         self._ids = torch.tensor(list(biases), device=device)
