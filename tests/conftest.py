@@ -48,6 +48,7 @@ def made_up_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
         "ssd_runtime.engine.latency_tables.measure_latency",
         lambda decoder, **_: replace(latency_table(decoder.shape.num_layers), device=device_key(decoder)),
     )
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.others_during", lambda seconds: 0.0)
 
 
 @pytest.fixture(scope="session")

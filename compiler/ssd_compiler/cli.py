@@ -107,15 +107,7 @@ def compile_(
 
 def main() -> None:
     """Run the command. A user's mistake ends it with one line and exit code 2."""
-    run_command(
-        app,
-        gone={
-            "--anchor-rule": "anchors are the prompts nearest to their domain's mean; omit it",
-            "--anchor-pool": "it is `ssd_compiler.settings.CompileSettings.anchor_prompts`, for research; omit it",
-            "--exit-epochs": "heads are fitted in closed form; omit it",
-            "--exit-depth": "heads are spread over all layers, and tuned to those that pay; omit it",
-        },
-    )
+    run_command(app)
 
 
 def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:

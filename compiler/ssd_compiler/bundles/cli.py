@@ -179,7 +179,7 @@ def sign_(
 ) -> None:
     """Sign a bundle with a key."""
     if not bundle.is_dir():
-        raise UserError(f"{bundle}: not a bundle's folder; sign it before it is packed, or use pack --key")
+        raise UserError(f"{bundle}: not a bundle's folder; sign that, or use pack --key")
     print(sign(bundle, key))
 
 

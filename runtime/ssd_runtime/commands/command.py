@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -37,22 +37,12 @@ def closing(*examples: str, codes: str = EXIT_CODES) -> str:
     return "\n".join(each.replace("[", r"\[") for each in examples) + f"\n\n{codes}"
 
 
-def run_command(app: typer.Typer, gone: Mapping[str, str] | None = None) -> None:
-    """Run a typer app and exit; `gone` says for each option of earlier versions what to do without it."""
+def run_command(app: typer.Typer) -> None:
+    """Run a typer app and exit."""
     command: Any = typer.main.get_command(app)
     command.invoke = _noticing_closed_output(command.invoke)
     # Outside standalone mode Typer raises usage errors instead of printing them, and turns Ctrl-C into an exit code.
-    run_guarded(partial(_invoke, command, gone or {}))
-
-
-def _invoke(command: Any, gone: Mapping[str, str]) -> object:
-    try:
-        return command.main(standalone_mode=False)
-    except _USAGE_ERROR as error:
-        option = getattr(error, "option_name", "")
-        if option in gone:
-            raise UserError(f"{option}: is no longer an option; {gone[option]}") from None
-        raise
+    run_guarded(partial(command.main, standalone_mode=False))
 
 
 def _noticing_closed_output(invoke: Callable[[Any], Any]) -> Callable[[Any], Any]:

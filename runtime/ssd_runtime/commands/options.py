@@ -58,7 +58,7 @@ DeviceOption = Annotated[
 DtypeOption = Annotated[
     str | None,
     typer.Option(
-        help="fp32, bf16, fp16 (or float32, …); by default fp32 on a CPU, the checkpoint's type on CUDA.",
+        help="fp32, bf16, fp16 (or float32, …); by default the checkpoint's own, with rows in fp32 on a CPU.",
         rich_help_panel=MODEL_PANEL,
         autocompletion=values(*DTYPE_NAMES.values(), *DTYPE_NAMES),
     ),

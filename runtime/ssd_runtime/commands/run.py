@@ -125,10 +125,9 @@ def run(
     if given.chat:
         may_measure = _chat(runner, answers, engine)
     else:
-        _decode(runner, answers, prompts.concurrency, engine)
-        may_measure = True
+        may_measure = _decode(runner, answers, prompts.concurrency, engine)
     if may_measure:
-        _measure(engine, output)
+        _measure(engine, not output.quiet)
 
 
 def _usual_tokens(given: Prompts) -> int:
@@ -140,14 +139,7 @@ def _usual_tokens(given: Prompts) -> int:
 
 def main() -> None:
     """Run the command. A user's mistake ends it with one line and exit code 2."""
-    run_command(
-        app,
-        gone={
-            "--prompt": "give the prompt itself, without the option",
-            "-p": "give the prompt itself, without the option",
-            "--explain-steps": "--explain prints what was planned",
-        },
-    )
+    run_command(app)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -192,13 +184,13 @@ class _Answers:
             messages += next_messages(prompt, outcome.turn, outcome)
 
 
-def _measure(engine: Engine, output: OutputOptions) -> bool:
+def _measure(engine: Engine, shown: bool) -> bool:
     """Measure the device if the answers so far did not wait for that; returns whether nobody interrupted it."""
     from ssd_runtime.commands.waiting import waiting
 
     if engine.must_be_measured:
         try:
-            with waiting("measuring this device; Ctrl-C leaves it to a later run", shown=not output.quiet):
+            with waiting("measuring this device; Ctrl-C leaves it to a later run", shown=shown):
                 engine.measure()
         except KeyboardInterrupt:
             return False
@@ -220,14 +212,14 @@ def _chat(runner: Runner, answers: _Answers, engine: Engine) -> bool:
             print(Tally.of(outcome).closing_line, file=sys.stderr)
         if outcome.generation.finish_reason == "length":
             _note(f"the answer was cut at {runner.settings.max_new_tokens} tokens; --max-new-tokens allows more")
-        may_measure = may_measure and _measure(engine, answers.output)
+        may_measure = may_measure and _measure(engine, not answers.output.quiet)
 
     run_chat(Chat(runner), answered)
     return may_measure
 
 
-def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine) -> None:
-    """Answer all prompts, then print the summary."""
+def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine) -> bool:
+    """Answer all prompts, then print the summary; returns whether the device may be measured after them."""
     from ssd_runtime.commands.llama_cpp import LlamaCpp
     from ssd_runtime.commands.waiting import counting
     from ssd_runtime.engine.offline.together import Together
@@ -237,6 +229,7 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
     llama = LlamaCpp.find(engine, runner.settings.max_new_tokens, _note) if alone else None
     # On a terminal, the answers themselves show how far the run has come.
     counted = len(given.prompts) > 1 and not output.quiet and (given.samples or not sys.stdout.isatty())
+    may_measure = True
     with counting("prompts", len(given.prompts), counted) as tick:
         if concurrency > 1:
             together = Together(runner, concurrency)
@@ -249,14 +242,14 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
                 if one.error is not None:
                     answers.fail(one.prompt, one.error)
                 tick()
-                if number + 1 < len(given.prompts) and engine.must_be_measured:
-                    engine.measure()
+                if number + 1 < len(given.prompts):
+                    may_measure = may_measure and _measure(engine, shown=False)
             summary.seconds = together.seconds
             summary.plain_seconds = together.plain_seconds
         else:
             for number, prompt in enumerate(given.prompts):
-                if number and engine.must_be_measured:
-                    engine.measure()
+                if number:
+                    may_measure = may_measure and _measure(engine, shown=False)
                 if llama is not None:
                     llama.before(number, len(given.prompts))
                 outcomes: list[Outcome] = []
@@ -273,6 +266,7 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
     if answers.samples:
         compared_table(answers.samples, llama)
     finish(summary, output.as_json, output.quiet, llama)
+    return may_measure
 
 
 def _note(line: str) -> None:

@@ -36,6 +36,7 @@ CLOSING = closing(
     "Limits:    ssd-serve --bundle bundle --max-concurrency 4 --max-new-tokens 1024",
     "Record:    ssd-serve --bundle bundle --reload --record traffic.jsonl",
     "Replicas:  ssd-serve --bundle bundle --replicas 4",
+    codes="Exit codes: 0 stopped, 2 bad input, 130 interrupted while loading.",
 )
 app = command_app()
 log = logging.getLogger("ssd_serve")

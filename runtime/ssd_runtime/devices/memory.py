@@ -20,7 +20,7 @@ CGROUP_STAT = Path("/sys/fs/cgroup/memory.stat")
 OUT_OF_MEMORY = re.compile("out of memory|not enough memory|can't allocate memory|ALLOC_FAILED")
 """Messages of torch's allocators and of cuBLAS in a RuntimeError when memory runs out."""
 
-DECODING_REMEDY = "give a shorter prompt, fewer new tokens, --weight-memory 0 or --dtype bf16"
+DECODING_REMEDY = "give a shorter prompt, fewer new tokens or --weight-memory 0"
 """Advice for a user whose memory runs out while decoding."""
 
 
@@ -53,19 +53,23 @@ def weight_bytes(files: Sequence[Path], dtype: torch.dtype | None) -> int:
     return sum(tensor.nbytes if dtype is None else tensor.count * dtype.itemsize for tensor in tensors)
 
 
-def require_room(spec: str, needed: int, device: torch.device) -> None:
-    """Raise UserError if `needed` bytes are not free on `device`."""
+def require_room(
+    spec: str,
+    needed: int,
+    device: torch.device,
+    remedy: str = "give a smaller model, --dtype bf16, or another --device",
+) -> None:
+    """Raise UserError with the remedy if `needed` bytes are not free on `device`."""
     free = available_bytes(device)
     if needed > free:
         raise UserError(
-            f"{spec}: needs {gib(needed)} of memory for its weights, {gib(free)} are free on {device}; "
-            "give a smaller model, --dtype bf16, or another --device"
+            f"{spec}: needs {gib(needed)} of memory for its weights, {gib(free)} are free on {device}; {remedy}"
         )
 
 
 @contextmanager
 def guard_memory(
-    task: str, device: torch.device | str, remedy: str = "give --weight-memory 0, --dtype bf16 or a smaller model"
+    task: str, device: torch.device | str, remedy: str = "give --weight-memory 0 or a smaller model"
 ) -> Iterator[None]:
     """Raise UserError if memory runs out in the block; the message has task, device and remedy."""
     try:

@@ -160,11 +160,6 @@ class Engine:
         """
         self._tables.measure(between)
 
-    @property
-    def light_latency(self) -> LatencyTable | None:
-        """The latency table with the costs of light copies of the weights; None without copies."""
-        return self._tables.light_table
-
     def require_fitting(self, bundle: Bundle, where: str) -> None:
         """Raise UserError, which calls the bundle `where`, if it belongs to another model or does not fit its sizes."""
         config = self.loaded.model.config

@@ -85,7 +85,8 @@ def _load_packed(spec: str, device: str | None, dtype: str | None, allow_special
     config = read_config(spec, source.folder, most_layers=len(source.gguf.tensors), most_size=source.gguf.dense_bytes)
     tokenizer = read_tokenizer(spec, source.folder, config)
     generation = read_generation_config(spec, source.folder)
-    require_room(spec, held_bytes(source.gguf), torch.device("cpu"))
+    smaller = "give a smaller model, or a file of fewer bits per weight"
+    require_room(spec, held_bytes(source.gguf), torch.device("cpu"), smaller)
     model, file = packed_model(source.gguf, config)
     model.generation_config = generation
     loaded = LoadedModel(

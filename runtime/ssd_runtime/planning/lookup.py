@@ -11,13 +11,10 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.plan import Cycle, Plan, Planner
-from ssd_runtime.planning.settings import LookupSettings
+from ssd_runtime.planning.settings import MOST_GUESSES, LookupSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
-
-MOST_GUESSES = 24
-"""Most guesses of a verification: growing more takes time, and less probable ones have never paid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -111,19 +110,14 @@ def needs_latency(name: str) -> bool:
 def read_settings(strategy: str, assignments: list[str], base: Any = None) -> Any:
     """The strategy's parameters with `NAME=VALUE` assignments applied; None for strategies without any.
 
-    Those that are not assigned are the strategy's `base`, its defaults where that is None.
-
-    A parameter's former name is accepted with a note on standard error. Raises UserError that names the parameters.
+    Those that are not assigned are the strategy's `base`, its defaults where that is None. Raises UserError that names
+    the parameters.
     """
     kind = SETTINGS.get(strategy)
     known = {each.name: each for each in fields(kind)} if kind else {}
-    renamed = {each.metadata["was"]: each.name for each in known.values() if "was" in each.metadata}
     values: dict[str, Any] = {}
     for assignment in assignments:
         name, separator, text = assignment.partition("=")
-        if name in renamed:
-            print(f"note: --set {name}: the parameter is called {renamed[name]} now", file=sys.stderr)
-            name = renamed[name]
         if not separator:
             raise UserError(f"--set {assignment}: expected NAME=VALUE, such as --set {name}=1")
         if name not in known:

@@ -13,6 +13,8 @@ MOST_CYCLES = 1_000_000
 MOST_CANDIDATES = 10_000
 """Most candidates of a search, all of which are kept."""
 MOST_SEED = (1 << 32) - 1
+MOST_GUESSES = 24
+"""Most guesses of a verification: growing more takes time, and less probable ones have never paid."""
 OutOfDomain = Literal["nearest", "mix", "plain"]
 
 
@@ -30,7 +32,7 @@ class AutoSettings(Bounded):
 class NearestSettings(Bounded):
     """KNN-SSD's parameters at run time."""
 
-    out_of_domain: OutOfDomain = field(default="nearest", metadata={"was": "strangers", "texts": get_args(OutOfDomain)})
+    out_of_domain: OutOfDomain = field(default="nearest", metadata={"texts": get_args(OutOfDomain)})
     """Masks for a prompt out of every domain: the nearest domain's as in the paper, the mixture's, or none."""
 
 
@@ -127,7 +129,7 @@ class ExitSettings(Bounded):
 class LookupSettings(Bounded):
     """Prompt lookup's parameters."""
 
-    max_draft: int = number(24, 1, MAX_DRAFT)
+    max_draft: int = number(MOST_GUESSES, 1, MOST_GUESSES)
     """Longest draft."""
     recycle: int = number(1, 0, 1)
     """1 to guess by the target's earlier candidates too, as a tree (token recycling); 0 for copies alone."""

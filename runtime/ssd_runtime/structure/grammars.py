@@ -87,7 +87,7 @@ class Grammars:
             from llguidance.gbnf_to_lark import any_to_lark
         except ImportError:
             raise StructureError(
-                "structure: needs llguidance; install it with pip install 'ssd-decoding[structured]'"
+                "structure: needs llguidance; install it with pip install '.[structured]' in a clone"
             ) from None
         with self._preparing:
             tokenizer = self._tokenizer

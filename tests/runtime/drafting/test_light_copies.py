@@ -123,8 +123,8 @@ def test_the_memory_is_said_before_it_is_taken(loaded: LoadedModel) -> None:
         for name in ("plain", "light", "light", "auto")
     ]
     assert answers[1:] == answers[:1] * 3
-    [(text, light)] = [each for each in told if "copies" in each[0]]
-    assert text.startswith("drafts may run on copies of the weights with fewer bits, which take up to 0.0 GiB; ")
+    said = "drafts may run on copies of the weights with fewer bits, which take up to 0.0 GiB; "
+    [light] = [kernels for text, kernels in told if text.startswith(said)]
     assert light == "", "before the copies exist"
     assert engine.decoder.light.kernels
     with pytest.raises(UserError, match="--strategy light: there is no light copy"):
@@ -136,15 +136,15 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
     loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(loaded)
-    assert engine.light_latency is None
+    assert engine._tables.light_table is None
     assert engine.decoder.light.kernels == ""
     monkeypatch.setattr("ssd_runtime.engine.latency_tables.SMALL_BYTES", 0)
     larger = Engine(loaded)
-    priced = larger.light_latency
+    priced = larger._tables.light_table
     assert larger.decoder.light.kernels
     assert set(priced.light) == set(larger.decoder.light.bits)
     without = Engine(loaded, draft_bits="none")
-    assert without.light_latency is None
+    assert without._tables.light_table is None
     engine = Engine(loaded)
     engine.planners("auto", AutoSettings(light=0))
     assert engine.decoder.light.kernels == ""

@@ -234,10 +234,3 @@ def test_the_gaussian_process_prefers_what_is_like_good_masks() -> None:
 def test_swift_verifies_more_candidates_the_less_sure_it_is(probability: float, count: int) -> None:
     """SWIFT §4.2: 10, 5, 3 and 1 for probabilities up to 0.5, 0.8, 0.95 and 1."""
     assert Masked(WEAK, 0.0, TREE)._count(-math.log(probability)) == count
-
-
-def test_a_former_name_of_a_parameter_is_accepted_with_a_note(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read_settings("knn", ["strangers=mix"]) == read_settings("knn", ["out_of_domain=mix"])
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err == "note: --set strangers: the parameter is called out_of_domain now\n"

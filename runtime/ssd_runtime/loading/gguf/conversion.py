@@ -74,7 +74,8 @@ def _convert(index: GgufIndex, folder: Path, packed: bool) -> None:
     special = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     config.update(special)
     if not packed:
-        require_room(str(index.path), index.dense_bytes, torch.device("cpu"))
+        stay_packed = "give --weights packed on a processor, or a smaller model"
+        require_room(str(index.path), index.dense_bytes, torch.device("cpu"), stay_packed)
         try:
             dense_model(index, config).save_pretrained(folder)
         except SafetensorError as error:  # safetensors reports a full disk this way

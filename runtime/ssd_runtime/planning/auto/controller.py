@@ -14,8 +14,9 @@ from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.shared_step import ChainYield, SequenceOptions
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import CostModel
-from ssd_runtime.planning.lookup import MOST_GUESSES, Guess, best_guess
+from ssd_runtime.planning.lookup import Guess, best_guess
 from ssd_runtime.planning.plan import Cycle, Plan
+from ssd_runtime.planning.settings import MOST_GUESSES
 from ssd_runtime.sequence.load import Load
 
 IDLE_CYCLES = 8

@@ -265,7 +265,8 @@ def failure(pending: PendingRequest, end: End) -> ApiError:
         message = printable(str(error))
         if pending.begun is None:
             return ApiError(400, message, code="invalid_request")
-        return ApiError(503, message, code="out_of_memory", retry_after=1)
+        what = message.partition(";")[0]  # what follows is for whoever starts the server
+        return ApiError(503, f"{what}; ask for less, or later", code="out_of_memory", retry_after=1)
     if end.cancelled:
         return ApiError(499, "the request was cancelled", code="cancelled")
     return ApiError(500, "the request failed by a defect of the server; its log says more", code="internal_error")

@@ -39,7 +39,9 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
     known = {*SAME, *IGNORED, *STATEFUL, *READ}
     for name, value in body.items():
         if name in STATEFUL and value not in (None, False):
-            raise invalid(name, "nothing is kept here between requests; send the whole conversation as `input`")
+            raise invalid(
+                name, "answers and prompts are not kept here; omit it, and send the whole conversation as `input`"
+            )
         if name not in known:
             raise invalid(name, "this field is unknown here; omit it", "unknown_parameter")
     if isinstance(include := body.get("include"), list) and LOGPROBS in include:
