@@ -194,7 +194,9 @@ def test_a_compile_that_runs_out_of_memory_is_one_line(
     monkeypatch.setattr("ssd_compiler.stages.measure_latency", lambda _: torch.empty(1 << 60, dtype=torch.uint8))
     done = within(room, compile_main, *compile_options("scarce"))
     assert done.returncode == 2
-    assert re.fullmatch(r"error: out of memory on cpu while compiling; give .*smaller model", done.stderr.splitlines()[-1])
+    assert re.fullmatch(
+        r"error: out of memory on cpu while compiling; give .*smaller model", done.stderr.splitlines()[-1]
+    )
     assert not (room / "scarce").exists()
 
 

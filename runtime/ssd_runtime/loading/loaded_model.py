@@ -37,6 +37,10 @@ OF_CHANNELS = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
 """Control tokens that part the channels of GPT-OSS, which nothing else in its answers does."""
 OF_CALLS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>")
 """Control tokens that part calls of tools from text, in vocabularies in which they are such tokens."""
+UNFINISHED = "\ufffd"
+"""The character that decoders emit for an incomplete one."""
+CHARACTER = 4
+"""Most tokens of a character that the vocabulary lacks: its bytes."""
 PACKED = "gguf"
 """First word of the quantisation in fingerprints of models whose weights stay packed."""
 
@@ -180,12 +184,23 @@ class LoadedModel:
         }
 
     def decode(self, ids: list[int]) -> str:
-        """Decode token ids to text, without the control tokens that are `hidden`."""
-        all_hidden = len(self.hidden) == len(self.prompts.control)
-        if not all_hidden:
-            ids = [token for token in ids if token not in self._hidden_ids]
+        """Decode token ids to text, without the control tokens that are `hidden`.
+
+        Bytes at the end that are no whole character yet leave the characters before them whole, which some tokenizers'
+        decoders would lose too.
+        """
+        shown = [token for token in ids if token not in self._hidden_ids]
+        text = self._decoded(shown)
+        if text.endswith(UNFINISHED):
+            for count in range(1, min(CHARACTER, len(shown))):
+                whole = self._decoded(shown[:-count])
+                if not whole.endswith(UNFINISHED):
+                    return text if text.startswith(whole) else whole + count * UNFINISHED
+        return text
+
+    def _decoded(self, ids: list[int]) -> str:
         # Some tokenizers would remove spaces before punctuation, which the tokens have.
-        return str(self.tokenizer.decode(ids, skip_special_tokens=all_hidden, clean_up_tokenization_spaces=False))
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     @cached_property
     def _hidden_ids(self) -> frozenset[int]:

@@ -40,6 +40,10 @@ class TemplateRefused(Exception):  # noqa: N818 - an answer, not a failure
     """A template does not render a conversation; the message is the reason in one line."""
 
 
+class TemplateLate(TemplateRefused):
+    """A template took too long, which a busy machine may be the reason of."""
+
+
 class RenderingStopped(Exception):  # noqa: N818 - nobody waits for an answer
     """The renderer was closed, or the caller has left."""
 
@@ -144,7 +148,7 @@ class _Child:
             # JSON takes up to 12 bytes for a character.
             line = self._read(12 * limits.characters + 1024, until, stop)
         except TimeoutError:
-            raise TemplateRefused(f"it takes more than {limits.seconds:g} s") from None
+            raise TemplateLate(f"it takes more than {limits.seconds:g} s") from None
         except (OSError, EOFError):
             raise TemplateRefused("it takes too much time or memory, or nests too deeply") from None
         answer: dict[str, str] = json.loads(line)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
 from ssd_runtime.engine.output.channels import ChannelReader, said
 from ssd_runtime.loading.loaded_model import CHANNEL, END, MESSAGE, OF_CALLS, OF_CHANNELS, START, LoadedModel
@@ -90,3 +91,12 @@ def test_texts_show_what_parts_channels_and_calls_and_no_end(shown: tuple[str, .
     assert loaded.has_channels == (shown is OF_CHANNELS)
     text = "the".join(shown)
     assert loaded.decode(tokenizer(f"{text}</s>", add_special_tokens=False)["input_ids"]) == text
+
+
+def test_a_token_that_ends_answers_is_not_shown_though_no_flag_makes_it_special() -> None:
+    tokenizer = KINDS["byte_level"]()
+    tokenizer.add_tokens([AddedToken("<|done|>", special=False)])
+    model = tiny_model("llama", vocab_size=600)
+    [end] = tokenizer.encode("<|done|>", add_special_tokens=False)
+    model.generation_config.eos_token_id = [end]
+    assert LoadedModel.of(model, tokenizer).decode(tokenizer.encode("the<|done|>", add_special_tokens=False)) == "the"

@@ -8,9 +8,11 @@ from threading import Event, Thread
 from time import sleep
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ssd_runtime.devices.clock import WaitedLock
 from ssd_runtime.drafting.successors import Successors
@@ -19,12 +21,26 @@ from ssd_runtime.engine.observed import Observation, ObservedPlanner
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.output.text_stream import TextStream, cut_at_stop, stop_condition
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.plan import PLAIN, Cycle, PlainPlanner, Plan, Planner
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
+from tests.toy_tokenizers import KINDS as TOKENIZERS
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a kind of tokenizer writes text as ids, and ids as text."""
+
+    ids: Callable[[str], list[int]]
+    text: Callable[[list[int]], str]
+
+
+def bytes_of(text: str) -> list[int]:
+    return list(text.encode())
 
 
 def text_of(ids: list[int]) -> str:
@@ -32,44 +48,69 @@ def text_of(ids: list[int]) -> str:
     return bytes(ids).decode("utf-8", errors="replace")
 
 
-@given(st.text(max_size=60), st.lists(st.integers(1, 5), max_size=60))
-def test_pieces_add_up_to_the_text(text: str, sizes: list[int]) -> None:
+def kind_of(tokenizer: PreTrainedTokenizerBase) -> Kind:
+    loaded = LoadedModel.of(tiny_model("llama"), tokenizer)
+    return Kind(lambda text: list(tokenizer.encode(text, add_special_tokens=False)), loaded.decode)
+
+
+KINDS = {
+    "bytes": Kind(bytes_of, text_of),
+    **{name: kind_of(TOKENIZERS[name]()) for name in ("byte_level", "llama", "gemma")},
+}
+LETTERS = "abE é日龘鰐😀"
+each_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+
+
+@each_kind
+@given(text=st.text(LETTERS, max_size=40), sizes=st.lists(st.integers(1, 5), max_size=60), cut=st.integers(0, 9))
+@example("日龘鰐", [1] * 9, 1)
+@example("日龘鰐龘鰐", [3] * 5, 0)
+def test_pieces_add_up_to_the_text(kind: Kind, text: str, sizes: list[int], cut: int) -> None:
+    """Wherever the pieces end, and though the last character may lack bytes."""
     written: list[str] = []
-    stream = TextStream(text_of, [], written.append)
-    ids = list(text.encode())
+    stream = TextStream(kind.text, [], written.append)
+    ids = kind.ids(text)
+    ids = rest = ids[: max(0, len(ids) - cut)]
     for size in sizes:
-        stream.feed(ids[:size])
-        ids = ids[size:]
-    stream.feed(ids)
+        stream.feed(rest[:size])
+        rest = rest[size:]
+    stream.feed(rest)
     stream.close()
-    assert "".join(written) == text
+    assert "".join(written) == kind.text(ids)
+    assert text.startswith(kind.text(ids).rstrip("\ufffd"))
 
 
-LETTERS = "abE é日😀"
-
-
-@given(st.text(LETTERS, max_size=60), st.lists(st.text(LETTERS, min_size=1, max_size=3), min_size=1, max_size=2))
+@each_kind
+@given(
+    text=st.text(LETTERS, max_size=40), stops=st.lists(st.text(LETTERS, min_size=1, max_size=3), min_size=1, max_size=2)
+)
 @example("go E EN x END more", ["END"])
-def test_an_answer_ends_before_its_first_stop_text(text: str, stops: list[str]) -> None:
+def test_an_answer_ends_before_its_first_stop_text(kind: Kind, text: str, stops: list[str]) -> None:
+    """As soon as the whole text shows it, though the test looks at the last tokens alone."""
     written: list[str] = []
-    stream, has_ended = TextStream(text_of, stops, written.append), stop_condition(text_of, stops)
+    stream, has_ended = TextStream(kind.text, stops, written.append), stop_condition(kind.text, stops)
     assert has_ended is not None
     ids = list[int]()
-    for token in text.encode():
+    for token in kind.ids(text):
         stream.feed([token])
         ids.append(token)
+        whole = kind.text(ids)
+        assert has_ended(ids) == any(stop in whole for stop in stops)
         if has_ended(ids):
             break
     stream.close()
-    assert "".join(written) == cut_at_stop(text, stops)
+    assert "".join(written) == cut_at_stop(kind.text(ids), stops)
 
 
-@given(st.text(alphabet="abé日😀", max_size=80), st.text(alphabet="abé日😀", min_size=1, max_size=4))
-def test_the_stop_condition_sees_what_the_whole_text_shows(text: str, stop: str) -> None:
-    """Though it looks at the last tokens alone."""
-    condition, ids = stop_condition(text_of, [stop]), list(text.encode())
-    whole = next((n for n in range(len(ids) + 1) if stop in text_of(ids[:n])), None)
-    assert next((n for n in range(len(ids) + 1) if condition(ids[:n])), None) == whole
+@each_kind
+def test_bytes_that_never_make_a_character_are_shown_soon(kind: Kind) -> None:
+    """Else each of them would be decoded again with every token that follows."""
+    written: list[str] = []
+    stream = TextStream(kind.text, [], written.append)
+    first = kind.ids("é日")[-2]
+    for number in range(1, 40):
+        stream.feed([first])
+        assert len("".join(written)) >= len(kind.text([first] * number)) - 3
 
 
 def cycle(tokens: int) -> Cycle:

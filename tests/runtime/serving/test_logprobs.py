@@ -28,7 +28,8 @@ def tokenizer_of(kind: str) -> PreTrainedTokenizerBase:
 
 @cache
 def bytes_of(kind: str) -> TokenBytes:
-    return TokenBytes(tokenizer_of(kind))
+    tokenizer = tokenizer_of(kind)
+    return TokenBytes(tokenizer, {token for token, each in tokenizer.added_tokens_decoder.items() if each.special})
 
 
 def read(kind: str, tokens: list[int], top: list[int]) -> list[Any]:

@@ -19,8 +19,9 @@ from ssd_runtime.serving.http.openai.requests.generation_requests import chat_re
 from ssd_runtime.serving.http.openai.requests.messages import Message
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
+from ssd_runtime.templates.renderer import TemplateLate
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import serving, tiny_engine, tiny_service
+from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 
 QUESTION = {"role": "user", "content": TEXTS[0]}
 TEMPLATE = (
@@ -30,6 +31,7 @@ TEMPLATE = (
     "{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}<s>assistant: {% endif %}"
 )
 CALL = {"id": "call_1", "type": "function", "function": {"name": "loaves", "arguments": '{"day": 3}'}}
+CUT = {**CALL, "function": {**CALL["function"], "arguments": '{"day'}}  # type: ignore[dict-item]
 PARSED_CALL = {**CALL, "function": {**CALL["function"], "parsed_arguments": {"day": 3}}}  # type: ignore[dict-item]
 CITATION = {
     "type": "url_citation",
@@ -46,6 +48,7 @@ KINDS: list[tuple[type[BaseModel], dict[str, Any], str]] = [
     (ChatCompletionMessage, {"content": "", "tool_calls": [CALL]}, 'loaves({"day": 3})'),
     (ChatCompletionMessage, {"content": None, "tool_calls": [CALL]}, 'loaves({"day": 3})'),
     (ChatCompletionMessage, {"content": None, "tool_calls": [CUSTOM]}, 'loaves({"input": "three"})'),
+    (ChatCompletionMessage, {"content": None, "tool_calls": [CUT]}, 'loaves({"arguments": "{\\"day"})'),
     (ChatCompletionMessage, {"content": None, "function_call": CALL["function"]}, 'loaves({"day": 3})'),
     (ChatCompletionMessage, {"content": "Twelve.", "reasoning_content": None, "name": None}, "Twelve."),
     (ChatCompletionMessage, {"content": "Twelve.", "reasoning_content": "3 x 4"}, "(3 x 4) Twelve."),
@@ -99,6 +102,23 @@ def test_gpt_oss_reads_thoughts_and_their_effort_by_names_of_its_own(service: Se
         )
 
 
+def test_the_form_of_calls_is_found_once_the_template_answers_in_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine must not leave a server without calls for the rest of its life."""
+    encoder = PromptEncoder(service.encoder.loaded, TOOL_TEMPLATE)
+
+    def late(*given: Any, **named: Any) -> None:
+        raise TemplateLate("it takes more than 5 s")
+
+    with monkeypatch.context() as busy:
+        busy.setattr(encoder.loaded.prompts, "render", late)
+        with pytest.raises(ApiError) as refused:
+            _ = encoder.call_form
+        assert refused.value.status == 503
+    assert encoder.call_form == PromptEncoder(service.encoder.loaded, TOOL_TEMPLATE).call_form
+
+
 def test_answers_whole_parsed_and_streamed_go_back_and_forth(client: openai.OpenAI) -> None:
     """The client's own objects, for a whole conversation."""
     messages: list[Any] = [QUESTION]
@@ -125,7 +145,6 @@ def test_answers_whole_parsed_and_streamed_go_back_and_forth(client: openai.Open
         ({"role": "system", "content": "x", "tool_calls": [CALL]}, "messages.0.tool_calls"),
         ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "messages.0.tool_calls"),
         ({"role": "assistant", "audio": {"id": "audio_1"}}, "messages.0.audio.transcript"),
-        ({"role": "assistant", "function_call": {"name": "f", "arguments": "three"}}, "messages.0.function_call"),
     ],
     ids=str,
 )

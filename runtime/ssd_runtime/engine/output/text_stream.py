@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ssd_runtime.loading.loaded_model import CHARACTER, UNFINISHED
+
 Decode = Callable[[list[int]], str]
-UNFINISHED = "\ufffd"
-"""The character that decoders emit for an incomplete one."""
 TAIL = 8
 """Earlier tokens that are decoded together with the new ones, so that the spacing between them is right."""
 
@@ -30,11 +30,7 @@ class TextStream:
     def skip(self, ids: Sequence[int]) -> str:
         """Add tokens whose text is not written; returns the part of it that is certain."""
         self._ids += ids
-        new = self._new_text()
-        if new.endswith(UNFINISHED):
-            return ""
-        self._done = len(self._ids)
-        self._held += new
+        self._held += self._new_text(CHARACTER - 1)
         cut = len(cut_at_stop(self._held, self._stops))
         if cut == len(self._held):
             cut -= max((beginning_of(self._held, stop) for stop in self._stops), default=0)
@@ -44,15 +40,18 @@ class TextStream:
 
     def close(self) -> None:
         """Write the text that was held back, up to a stop string, incomplete characters included."""
-        self._write(cut_at_stop(self._held + self._new_text(), self._stops))
+        self._write(cut_at_stop(self._held + self._new_text(0), self._stops))
         self._held = ""
-        self._done = len(self._ids)
 
-    def _new_text(self) -> str:
-        """The text of the tokens that are not done yet."""
-        start = max(0, self._done - TAIL)
-        known = self._decode(self._ids[start : self._done])
-        return self._decode(self._ids[start:])[len(known) :]
+    def _new_text(self, most_open: int) -> str:
+        """The text of the tokens that are not done yet, but for up to `most_open` that begin a character."""
+        start, known = _end_of(self._decode, self._ids, self._done, TAIL)
+        end = len(self._ids)
+        least = max(self._done, end - most_open)
+        while (text := self._decode(self._ids[start:end])).endswith(UNFINISHED) and end > least:
+            end -= 1
+        self._done = end
+        return text[len(known) :]
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> str:
@@ -69,10 +68,22 @@ def stop_condition(decode: Decode, stops: Sequence[str]) -> Callable[[Sequence[i
     window = 4 * max(map(len, stops)) + TAIL
 
     def stopped(ids: Sequence[int]) -> bool:
-        text = decode(list(ids[-window:]))
+        _, text = _end_of(decode, ids, len(ids), window)
         return any(stop in text for stop in stops)
 
     return stopped
+
+
+def _end_of(decode: Decode, ids: Sequence[int], end: int, window: int) -> tuple[int, str]:
+    """The text of the last `window` tokens before `end`, and where these begin.
+
+    They begin earlier if the first one is within a character, whose part would spoil the text of whole ones after it.
+    """
+    start = max(0, end - window)
+    least = max(0, start - CHARACTER + 1)
+    while (text := decode(list(ids[start:end]))).startswith(UNFINISHED) and start > least:
+        start -= 1
+    return start, text
 
 
 def beginning_of(text: str, stop: str) -> int:

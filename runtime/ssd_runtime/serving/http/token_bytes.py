@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +20,8 @@ class TokenBytes:
     A token may be part of a character, so that it has bytes but no text of its own.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, hidden: Collection[int]) -> None:
+        """`hidden` are the control tokens that answers do not show."""
         self._tokenizer = tokenizer
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = getattr(backend, "decoder", None)
@@ -29,7 +30,7 @@ class TokenBytes:
             {letter: byte for byte, letter in bytes_to_unicode().items()} if "ByteLevel" in steps else None
         )
         self._falls_back = "ByteFallback" in steps
-        self._hidden = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+        self._hidden = frozenset(hidden)
         self._before = list(tokenizer.encode("a", add_special_tokens=False))
         """Tokens in front of another one, which keep its leading space."""
         self._text_before = self._decode(self._before)
@@ -54,15 +55,15 @@ class TokenBytes:
         return self._decode([*self._before, token]).removeprefix(self._text_before).encode()
 
     def has_text(self, token: int) -> bool:
-        """Whether a token has text in answers: special tokens have none, nor ids past the vocabulary."""
+        """Whether a token has text in answers: hidden ones have none, nor ids past the vocabulary."""
         return token not in self._hidden and self._tokenizer.convert_ids_to_tokens(token) is not None
 
     def name(self, token: int) -> str:
-        """The name of a special token, such as `<|im_end|>`; empty for one without a name."""
+        """The name of a hidden token, such as `<|im_end|>`; empty for others."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False)) if token in self._hidden else ""
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def _steps(decoder: Any) -> Iterator[str]:

@@ -23,7 +23,7 @@ from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_j
 from ssd_runtime.serving.http.openai.requests.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.serving.http.token_bytes import TokenBytes
-from ssd_runtime.templates.renderer import RenderingStopped, TemplateRefused
+from ssd_runtime.templates.renderer import RenderingStopped, TemplateLate, TemplateRefused
 
 MOST_NESTING = 64
 """Most lists and objects within each other, in a call's arguments, a tool's parameters or a template's variables."""
@@ -47,7 +47,7 @@ class PromptEncoder:
         """
         self.loaded = loaded
         self._longest = longest
-        self.token_bytes = TokenBytes(loaded.tokenizer)
+        self.token_bytes = TokenBytes(loaded.tokenizer, loaded.hidden.values())
         self._lock = Lock()
         self._template = template
         self._arguments = {"messages", *signature(loaded.tokenizer.apply_chat_template).parameters}
@@ -76,9 +76,14 @@ class PromptEncoder:
         return self.call_form.visible(self.loaded.hidden)
 
     def _probed(self, calls: int) -> str:
-        """A conversation with so many calls as the template writes it; empty if it refuses it."""
+        """A conversation with so many calls as the template writes it; empty if it refuses it.
+
+        Raises ApiError if it takes too long, so that a later request asks again.
+        """
         try:
             return self.loaded.prompts.render(probe.conversation(calls), self._template, [probe.TOOL]).text
+        except TemplateLate as late:
+            raise ApiError(503, f"chat template: {late}", code="overloaded", retry_after=1) from None
         except TemplateRefused:
             return ""
 
@@ -229,16 +234,20 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
 
 
 def _arguments(text: str, where: str) -> dict[str, Any]:
-    """The arguments of a call. Raises ApiError unless they are a JSON object as text."""
-    told = "`function.arguments` is not a JSON object as text; send the call as it was answered"
+    """The arguments of a call; a text that is no JSON object, such as a call that was cut, is an argument itself.
+
+    Raises ApiError if they are too large or too deep.
+    """
     try:
         arguments = read_json(text.encode() or b"{}")
     except TooMuch as error:
         raise invalid(where, str(error)) from None
     except ValueError as error:
-        raise _too_deep(where) if "recursion" in str(error) else invalid(where, told) from error
+        if "recursion" in str(error):
+            raise _too_deep(where) from None
+        arguments = None
     if not isinstance(arguments, dict):
-        raise invalid(where, told)
+        return {"arguments": text}
     _require_shallow(arguments, where)
     return arguments
 
