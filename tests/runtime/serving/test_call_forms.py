@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import jsonschema
@@ -85,7 +86,16 @@ def read(form: CallForm, text: str, cuts: Sequence[int], tools: Any = TOOLS) -> 
     places = [0, *cuts, len(text)]
     parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
     words, calls = joined([*parts, *reader.close()])
-    return words, [(call.name, json.loads(call.arguments)) for call in calls]
+    # `int` raises ValueError for NaN and Infinity, which are no JSON.
+    return words, [(call.name, json.loads(call.arguments, parse_constant=int)) for call in calls]
+
+
+def written(form: CallForm, elements: Sequence[tuple[str, str]]) -> str:
+    """A call of `f` with an element for each key and value."""
+    assert isinstance(form.call, ElementCall)
+    before, between, after = form.call.before_key, form.call.after_key, form.call.after_value
+    texts = "".join(before + key + between + value + after for key, value in elements)
+    return form.opening + "f" + form.call.after_name + texts + form.closing
 
 
 def allows(structure: Structure, text: str) -> bool:
@@ -152,14 +162,31 @@ def test_a_forced_answer_is_read_as_the_calls_that_its_grammar_means(name: str) 
 
 def test_an_element_of_a_string_is_text_whatever_it_spells() -> None:
     form, _ = form_and_control("Qwen3-Coder")
-    assert isinstance(form.call, ElementCall)
-    elements = [
-        form.call.before_key + key + form.call.after_key + value + form.call.after_value
-        for key, value in (("text", "[42]"), ("number", "42"), ("other", "{x"))
-    ]
-    text = form.opening + "f" + form.call.after_name + "".join(elements) + form.closing
+    assert form is not None
+    text = written(form, [("text", "[42]"), ("number", "42"), ("other", "{x")])
     schema = {"properties": {"text": {"type": "string"}, "number": {"type": "integer"}}}
     assert read(form, text, [], [("f", schema)]) == ("", [("f", {"text": "[42]", "number": 42, "other": "{x"})])
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
+def test_numbers_that_json_has_not_are_text(name: str) -> None:
+    form, _ = form_and_control(name)
+    assert form is not None
+    for value in ("NaN", "Infinity", "-Infinity", "[1, NaN]"):
+        assert read(form, written(form, [("x", value)]), [], [("f", None)]) == ("", [("f", {"x": value})])
+    assert read(form, written(form, [("x", "1e999")]), [], [("f", None)]) == ("", [("f", {"x": float("inf")})])
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
+def test_a_long_value_costs_no_more_than_other_text(name: str) -> None:
+    """A second is many times what it takes; a cost that grew with its square would exceed it."""
+    form, _ = form_and_control(name)
+    assert form is not None
+    value = "if a < b: c\n" * 4_000 + "."
+    text, begun = written(form, [("x", value), ("y", "5")]), perf_counter()
+    found = read(form, text, range(0, len(text), 4), [("f", None)])
+    assert perf_counter() - begun < 1
+    assert found == ("", [("f", {"x": value, "y": 5})])
 
 
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
@@ -167,9 +194,7 @@ def test_any_schema_is_followed_or_refused(name: str) -> None:
     """Also those that are no objects, which JSON Schema has, and those that are none at all."""
     form, _ = form_and_control(name)
     assert form is not None
-    assert isinstance(form.call, ElementCall)
-    element = form.call.before_key + "x" + form.call.after_key + "42" + form.call.after_value
-    text = form.opening + "f" + form.call.after_name + element + form.closing
+    text = written(form, [("x", "42")])
     for schema in ({"properties": {"x": True}, "required": 5}, {"properties": ["x"]}, {"properties": {"x": []}}):
         assert read(form, text, [], [("f", schema)]) == ("", [("f", {"x": 42})])
         form.structure([("f", schema)], parallel=True)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import pairwise, permutations
+from time import perf_counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ssd_runtime.serving.http.openai.calls.call_forms import BARE, TAGGED
-from ssd_runtime.serving.http.openai.calls.json_reader import MARKS, JsonReader
+from ssd_runtime.serving.http.openai.calls.json_reader import COMMON, MARKS, JsonReader
 from ssd_runtime.serving.http.openai.calls.tool_calls import MoreArguments, joined
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
 
@@ -132,6 +133,55 @@ def test_a_block_of_json_that_names_no_tool_stays_text(block: str) -> None:
     text = f"Here:\n```json\n{block}\n```\nThat is it."
     for cuts in ([], list(range(len(text)))):
         assert parts_of(text, cuts, bare=("weather",)) == (text, [])
+
+
+@pytest.mark.parametrize("mark", COMMON)
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "[1] Smith says that it rains.",
+        '[\n  "Ulm"\n]',
+        '{"x": 1, "y": 2}',
+        '[{"id": 1, "title": "Rain"}]',
+        '{"name": "Smith", "age": 40}',
+        '{"name": {"first": "Ann"}}',
+        '{"type": "object", "properties": {}}',
+    ],
+)
+def test_json_that_is_no_call_is_told_as_it_comes(mark: str, answer: str) -> None:
+    text = f"{mark}{answer}{' It rains in Ulm.' * 9}"
+    reader, told = JsonReader(BARE, ["weather"]), ""
+    for fed, letter in enumerate(text, 1):
+        told += joined(reader.feed(letter))[0]
+        assert len(told) >= fed - 50
+    assert told + joined(reader.close())[0] == text
+
+
+@pytest.mark.parametrize("mark", [*COMMON, OPEN])
+def test_members_of_a_call_come_in_any_order(mark: str) -> None:
+    members = ('"name": "weather"', '"parameters": {"city": "Ulm"}', '"type": "function"', '"id": "a1"')
+    for some in (2, 3, 4):
+        for order in filter({*members[:2]}.issubset, permutations(members, some)):
+            for call in (f"{{{', '.join(order)}}}", f"[ {{ {' , '.join(order)} }} ]"):
+                text = f"{mark}{call}{MARKS.get(mark, '')}"
+                for cuts in ([], list(range(len(text)))):
+                    assert parts_of(text, cuts, bare=("weather",))[1] == [("weather", '{"city": "Ulm"}')], text
+
+
+@pytest.mark.parametrize("blanks", [[" " * 64_000], ["\n"] * 2_000], ids=["at once", "one by one"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_blanks_before_a_call_cost_no_more_than_other_text(blanks: list[str], place: int) -> None:
+    """A second is a hundred times what they take; a cost that grew with their square or cube would exceed it."""
+    call = CALL.removeprefix(f"{OPEN}\n")
+    reader, begun = JsonReader(), perf_counter()
+    parts = [part for text in (OPEN, call[:place], *blanks, call[place:]) for part in reader.feed(text)]
+    assert perf_counter() - begun < 1
+    assert len(joined(parts)[1]) == 1
+
+
+def test_half_a_character_in_a_name_is_no_call() -> None:
+    text = f'{OPEN}{{"arguments": {{}}, "name": "\\ud83d"}}{CLOSE}'
+    assert parts_of(text, list(range(len(text)))) == (text, [])
 
 
 def test_half_a_character_in_a_call_is_escaped() -> None:

@@ -63,7 +63,7 @@ class ElementCall:
             element = f"{rule}_{number}"
             optional = "" if isinstance(required, list) and key in required else "?"
             elements += f" {element}{optional}"
-            if is_text(schema):
+            if only_strings(schema):
                 rules.append(f"{element}: {grammar.text(self.before_key + key + self.after_key)} {element}_v")
                 rules += self._text(f"{element}_v", key, schema, grammar)
             else:
@@ -138,12 +138,17 @@ def properties_of(parameters: Mapping[str, Any] | None) -> dict[str, Mapping[str
     return {key: schema if isinstance(schema, Mapping) else {} for key, schema in named}
 
 
-def is_text(schema: Mapping[str, Any]) -> bool:
+def only_strings(schema: Mapping[str, Any]) -> bool:
     """Whether all values of a schema are strings."""
     if "enum" in schema or "const" in schema:
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return isinstance(values, list) and all(isinstance(value, str) for value in values)
     return schema.get("type") == "string"
+
+
+def loose(text: str) -> str:
+    """A pattern of a form's text, with other white space before and within it, and with other ids."""
+    return "".join(r"\s*" + re.sub(r"abcdefgh\d", r"\\w+", re.escape(word)) for word in text.split())
 
 
 class _Grammar:

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssd_runtime.engine.output.text_stream import beginning_of
-from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, ElementCall, is_text, properties_of
+from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, ElementCall, loose, only_strings, properties_of
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part, as_json
 
-BLANK = r"\s*"
 SPELLED = {"True": "true", "False": "false", "None": "null"}
 """Values in Python's spelling, in which some templates write them, with their JSON."""
 MOST_NAMED = 200
@@ -30,16 +29,20 @@ class ElementReader(CallReader):
         opening = form.opening.strip()
         self._openings = tuple(dict.fromkeys((opening, opening.split()[-1])))
         """The text before calls, and its last word: some models leave the rest out."""
+        after_value = loose(call.after_value).removeprefix(r"\s*")
         self._element = re.compile(
-            rf"{_loose(call.before_key)}(?P<key>[^<>]{{1,{MOST_NAMED}}}?){_loose(call.after_key)}"
+            rf"{loose(call.before_key)}(?P<key>[^<>]{{1,{MOST_NAMED}}}?){loose(call.after_key)}"
             rf"{_end_of_line(call.after_key.endswith(chr(10)))}(?P<value>(?s:.)*?)"
-            rf"{_end_of_line(call.after_value.startswith(chr(10)))}{_loose(call.after_value).removeprefix(BLANK)}"
+            rf"{_end_of_line(call.after_value.startswith(chr(10)))}{after_value}"
         )
         begin = "|".join(map(re.escape, self._openings))
-        after = f"{_loose(call.before_key)}|{_loose(form.closing)}"
-        self._name = re.compile(rf"(?:{begin})?\s*(?P<name>[\w.:-]{{1,64}}){_loose(call.after_name)}(?={after})")
-        self._next = re.compile("(?!)" if form.between is None else _loose(form.between))
-        self._closing = re.compile(_loose(form.closing))
+        after = f"{loose(call.before_key)}|{loose(form.closing)}"
+        self._name = re.compile(rf"(?:{begin})?\s*(?P<name>[\w.:-]{{1,64}}){loose(call.after_name)}(?={after})")
+        self._next = re.compile("(?!)" if form.between is None else loose(form.between))
+        self._closing = re.compile(loose(form.closing))
+        self._last_word = "".join(call.after_value.split()[-1:])
+        self._searched = 0
+        """Where the search for an element's last word goes on; earlier places were tried."""
         self._state = "text"
         self._schemas: Mapping[str, Mapping[str, Any]] = {}
         self._arguments = 0
@@ -55,7 +58,7 @@ class ElementReader(CallReader):
             return bool(places)
         if self._state == "name":
             return self._read_name(parts)
-        if found := self._element.match(self._held):
+        if found := self._read_element():
             more = ", " if self._arguments else ""
             parts.append(
                 MoreArguments(f"{more}{json.dumps(found['key'])}: {self._value(found['key'], found['value'])}")
@@ -70,7 +73,14 @@ class ElementReader(CallReader):
         else:
             return False
         self._held = self._held[found.end() :]
+        self._searched = 0
         return True
+
+    def _read_element(self) -> re.Match[str] | None:
+        """The next element, once it is whole. It is matched only after its last word came, since values may be long."""
+        ended = self._held.find(self._last_word, self._searched) >= 0
+        self._searched = max(0, len(self._held) - len(self._last_word) + 1)
+        return self._element.match(self._held) if ended else None
 
     def _read_name(self, parts: list[Part]) -> bool:
         if (found := self._name.match(self._held)) is None:
@@ -88,20 +98,18 @@ class ElementReader(CallReader):
 
     def _value(self, key: str, text: str) -> str:
         """A value as JSON."""
-        if not is_text(self._schemas.get(key, {})):
+        if not only_strings(self._schemas.get(key, {})):
+            value = SPELLED.get(text, text)
             try:
-                return as_json(json.loads(SPELLED.get(text, text)))
+                # NaN and Infinity, for which `int` raises ValueError, are no JSON, though Python reads them.
+                json.loads(value, parse_constant=int)
+                return value
             except (ValueError, RecursionError):
                 pass
         return as_json(text)
 
     def _rest(self) -> list[Part]:
         return [] if self._state == "arguments" else [self._held]
-
-
-def _loose(text: str) -> str:
-    """A pattern of a text, with other white space before and within it."""
-    return "".join(BLANK + re.escape(word) for word in text.split())
 
 
 def _end_of_line(wanted: bool) -> str:

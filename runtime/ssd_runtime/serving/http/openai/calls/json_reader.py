@@ -12,8 +12,9 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+from ssd_profiles.prompts import is_text
 from ssd_runtime.engine.output.text_stream import beginning_of
-from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, NamedCall
+from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, NamedCall, loose
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part, as_json
 
 MARKS = {
@@ -29,9 +30,14 @@ MARKS = {
 COMMON = ("", "functools", "```tool_call\n", "```json\n")
 """Marks, and none, that other text has too: what follows is a call if it names a tool."""
 BEGIN = re.compile(
-    r'\s*\[?\s*\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]{1,64}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\s*(?:\[\s*)?\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]{1,64}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """The beginning of a call, up to its arguments."""
+OTHER_JSON = re.compile(
+    r'\[\s*[^\s{]|(?:\[\s*)?\{\s*(?:"(?:type|id)"\s*:\s*(?:"[^"\\]*"|\d+)\s*,\s*)*'
+    r'(?:[^\s"]|"(?!(?:name|arguments|parameters|type|id)")[^"\\]*"|"name"\s*:\s*(?:[^\s"]|"(?P<name>[^"\\]*)"))'
+)
+"""The beginning of JSON that is no call, unless its `name` is a tool's: the first key but `type` and `id` tells."""
 OBJECT_END = r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}'
 NEXT = re.compile(OBJECT_END + r"\s*,(?=\s*\{)")
 """The end of a call before another one of its list."""
@@ -57,8 +63,8 @@ class JsonReader(CallReader):
         self._begin_of, self._next, self._end = BEGIN, NEXT, END
         if isinstance(form.call, NamedCall):
             names = "|".join(map(re.escape, self._names)) or "(?!)"
-            self._begin_of = re.compile(rf"\s*({names}){_loose(form.call.after_name)}(?=\{{)")
-            self._next = re.compile(_loose(form.between or ""))
+            self._begin_of = re.compile(rf"\s*({names}){loose(form.call.after_name)}\s*(?=\{{)")
+            self._next = re.compile(loose(form.between or ""))
             self._end = re.compile(r"\s*")
         self._mark: str | None = None
         """The mark whose calls are read; empty for calls without one."""
@@ -119,7 +125,8 @@ class JsonReader(CallReader):
     def _may_begin(self, text: str) -> bool:
         """Whether a call may begin like this."""
         if not self._named:
-            return text[:1] in ("", "{", "[")
+            other = OTHER_JSON.match(text) if (self._mark or "") in COMMON else None
+            return text[:1] in ("", "{", "[") and (other is None or other["name"] in self._names)
         begun = any(name.startswith(text[: len(name)]) for name in self._names)
         return begun and (len(text) < MOST_NAMED or self._begin_of.match(text) is not None)
 
@@ -178,15 +185,9 @@ class JsonReader(CallReader):
         return True
 
 
-def _loose(text: str) -> str:
-    """A pattern of a text, with other white space and other ids."""
-    words = (re.sub(r"abcdefgh\d", r"\\w+", re.escape(word)) for word in text.split())
-    return r"\s*" + r"\s*".join(words) + r"\s*"
-
-
 def _call(value: Any) -> ParsedCall | None:
-    """A call from its JSON object; None if it is none."""
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+    """A call from its JSON object; None if it is none, or has half a character in its name."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not is_text(value["name"]):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
     return ParsedCall(value["name"], as_json(arguments)) if isinstance(arguments, dict) else None

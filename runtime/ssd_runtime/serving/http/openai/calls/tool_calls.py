@@ -65,9 +65,11 @@ class CallReader(ABC):
 
     def feed(self, text: str) -> list[Part]:
         """Add text; returns the parts that are certain by now."""
+        # Blanks after a blank decide nothing, and a model may write thousands.
+        decides = not (text.isspace() and self._held[-1:].isspace())
         self._held += text
         parts = list[Part]()
-        while self._advance(parts):
+        while decides and self._advance(parts):
             pass
         return self._kept(parts)
 
