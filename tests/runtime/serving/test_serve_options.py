@@ -176,6 +176,21 @@ def test_keys_of_the_environment_serve_where_none_are_given(monkeypatch: pytest.
     assert keys.stream_of("Bearer given") is None
 
 
+@pytest.mark.parametrize("value", ["", " ", ",", " , ,"])
+def test_a_variable_that_names_no_key_opens_no_server(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, value)
+    with pytest.raises(UserError, match=f"{KEY_VARIABLE}: it is set, but names no key"):
+        read_keys(None)
+    assert read_keys(["given"]) == ("given",)
+    monkeypatch.delenv(KEY_VARIABLE)
+    assert read_keys(None) == ()
+
+
+def test_spaces_around_a_key_are_no_part_of_it() -> None:
+    keys = ApiKeys(read_keys([" first ", "second\t"]))
+    assert [keys.stream_of(f"Bearer {key}") for key in ("first", " second ")] == ["key 1", "key 2"]
+
+
 @pytest.mark.parametrize("key", ["", "  ", "schlüssel"])
 def test_a_key_that_no_header_can_carry_is_refused(key: str) -> None:
     with pytest.raises(UserError, match="--api-key: a key is text of ASCII characters that is not empty"):

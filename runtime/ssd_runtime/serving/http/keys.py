@@ -40,8 +40,16 @@ class ApiKeys:
 
 
 def read_keys(given: Sequence[str] | None) -> tuple[str, ...]:
-    """The given keys, else those of the environment. Raises UserError for an empty key, or one that is not ASCII."""
-    keys = given or [key.strip() for key in os.environ.get(KEY_VARIABLE, "").split(",") if key.strip()]
-    if any(not key.strip() or not key.isascii() for key in keys):
+    """The given keys, else those of the environment, without spaces around them.
+
+    Raises UserError for an empty key or one that is not ASCII, and for a variable that is set but names no key: who
+    sets it means to keep others out.
+    """
+    named = os.environ.get(KEY_VARIABLE)
+    if given or named is None:
+        keys = tuple(key.strip() for key in given or ())
+    elif not (keys := tuple(key.strip() for key in named.split(",") if key.strip())):
+        raise UserError(f"{KEY_VARIABLE}: it is set, but names no key; give one, or unset it")
+    if not all(key and key.isascii() for key in keys):
         raise UserError("--api-key: a key is text of ASCII characters that is not empty; give another")
-    return tuple(keys)
+    return keys

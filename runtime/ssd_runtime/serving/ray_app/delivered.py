@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from ssd_runtime.serving.http.openai.answers.events import DONE, PREFIX, event_of
@@ -14,12 +14,6 @@ class Stopped(Exception):  # noqa: N818 - the end of a replica, which is no fail
     """A replica ended its stream because it shuts down; another can go on."""
 
 
-@dataclass(slots=True)
-class _DeliveredTokens:
-    tokens: list[int] = field(default_factory=list)
-    ended: bool = False
-
-
 class DeliveredStream:
     """Reads the events of a stream on their way to the client."""
 
@@ -28,7 +22,7 @@ class DeliveredStream:
         self._keep = keep_token_ids
         self._resumable = resumable
         self._about: tuple[str, int] | None = None
-        self._choices: dict[int, _DeliveredTokens] = {}
+        self._choices: dict[int, DeliveredChoice] = {}
         self._usage_told = False
         self._begun = False
         """Whether the client has anything of the answer."""
@@ -46,10 +40,7 @@ class DeliveredStream:
         """The state to go on from; None if the stream has not begun."""
         if self._about is None:
             return None
-        choices = {
-            place: DeliveredChoice(tokens=tuple(choice.tokens), ended=choice.ended)
-            for place, choice in self._choices.items()
-        }
+        choices = {place: replace(choice, tokens=[*choice.tokens]) for place, choice in self._choices.items()}
         return Resumption(id=self._about[0], created=self._about[1], choices=choices)
 
     def read(self, text: str) -> str:
@@ -80,7 +71,7 @@ class DeliveredStream:
 
     def _note(self, choice: dict[str, Any]) -> None:
         """Note one choice of a chunk, and remove what the client did not ask for."""
-        noted = self._choices.setdefault(choice["index"], _DeliveredTokens())
+        noted = self._choices.setdefault(choice["index"], DeliveredChoice())
         tokens = choice.get("token_ids", [])
         noted.tokens += tokens
         self.tokens += len(tokens)

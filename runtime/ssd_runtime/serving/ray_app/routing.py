@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+from ssd_runtime.serving.http.openai.answers.events import json_text
 from ssd_runtime.serving.http.openai.requests.json_bounds import read_json
 from ssd_runtime.serving.ray_app.call import Call
 
@@ -55,14 +56,10 @@ def read_call(call: Call) -> Routed:
         body["seed"] = secrets.randbelow(1 << 31)
     if resumable:
         body["return_token_ids"] = True
-    seeded = replace(call, body=_text(body), conversation=_conversation(call, body))
+    # JSON without spaces and escapes, since replicas take no longer bodies than the router does.
+    seeded = replace(call, body=json_text(body).encode(), conversation=_conversation(call, body))
     headers = tuple(pair for pair in seeded.headers if pair[0].lower() != b"content-length")
     return Routed(replace(seeded, headers=headers), streams=streams, resumable=resumable, keep_token_ids=asked is True)
-
-
-def _text(body: Mapping[str, Any]) -> bytes:
-    """A request as JSON without spaces and escapes, since replicas take no longer bodies than the router does."""
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _conversation(call: Call, body: Mapping[str, Any]) -> str:

@@ -12,6 +12,12 @@ DONE = f"{PREFIX}[DONE]\n\n"
 """The event that ends every stream."""
 
 
-def event_of(value: Mapping[str, Any]) -> str:
-    """The event that carries a JSON object."""
-    return f"{PREFIX}{json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+def event_of(value: Mapping[str, Any], kind: str | None = None) -> str:
+    """The event that carries a JSON object, under the name of its kind if it has one."""
+    named = "" if kind is None else f"event: {kind}\n"
+    return f"{named}{PREFIX}{json_text(value)}\n\n"
+
+
+def json_text(value: Any) -> str:
+    """The JSON of a value. Raises ValueError for infinities and NaN, which JSON has no numbers for."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -7,22 +7,20 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
-from ssd_runtime.serving.http.openai.answers.events import PREFIX, Json
+from ssd_runtime.serving.http.openai.answers.events import PREFIX, Json, event_of
 from ssd_runtime.serving.http.openai.errors import invalid
-from ssd_runtime.serving.http.openai.requests.fields import EFFORT
+from ssd_runtime.serving.http.openai.requests.fields import EFFORT, IGNORED_SAFELY, UNSUPPORTED
 
 SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "parallel_tool_calls", "ssd"),
     *("structured_outputs", "repetition_penalty", "chat_template_kwargs"),
+    *UNSUPPORTED,
 )
-"""Fields that a chat's body has by the same name."""
+"""Fields that a chat's body has by the same name; those that no answer can honour are refused as a chat's."""
 READ = ("input", "instructions", "max_output_tokens", "reasoning", "tools", "tool_choice", "text")
 """Fields that a chat's body has in another form."""
-IGNORED = (
-    *("metadata", "store", "user", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-    *("include", "truncation", "stream_options"),
-)
-"""Fields that change nothing here, as for a chat."""
+IGNORED = ("truncation", "stream_options", "include", "top_logprobs", *IGNORED_SAFELY)
+"""Fields that change nothing here, unless they ask for log-probabilities."""
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls", "context_management")
 THOUGHT = {"role", "reasoning_content"}
 """What a message of thoughts has before what follows them is added."""
@@ -35,17 +33,8 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
 
     What is wrong in other ways is passed on, for the checks of a chat's body.
     """
+    _check_fields(body)
     chat = {name: body[name] for name in SAME if body.get(name) is not None}
-    known = {*SAME, *IGNORED, *STATEFUL, *READ}
-    for name, value in body.items():
-        if name in STATEFUL and value not in (None, False):
-            raise invalid(
-                name, "answers and prompts are not kept here; omit it, and send the whole conversation as `input`"
-            )
-        if name not in known:
-            raise invalid(name, "this field is unknown here; omit it", "unknown_parameter")
-    if isinstance(include := body.get("include"), list) and LOGPROBS in include:
-        raise invalid("include", f"{LOGPROBS!r} are told by /v1/chat/completions alone; omit it, or ask there")
     reasoning = body.get("reasoning")
     if isinstance(reasoning, dict) and isinstance(reasoning.get("effort"), str):
         variables = chat.get("chat_template_kwargs", {})
@@ -67,12 +56,31 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
         chat["tool_choice"] = _nested(choice) if isinstance(choice, dict) else choice
     text = body.get("text")
     form = text.get("format") if isinstance(text, dict) else text
+    if isinstance(text, dict) and "verbosity" in text:
+        chat["verbosity"] = text["verbosity"]
     if form is not None:
         named = isinstance(form, dict) and form.get("type") == "json_schema"
         chat["response_format"] = _nested(form, "json_schema") if named else form
     if chat.get("stream"):
         chat["stream_options"] = {"include_usage": True}
     return chat
+
+
+def _check_fields(body: Mapping[str, Any]) -> None:
+    """Raise ApiError for fields that are unknown, or need a memory or log-probabilities."""
+    known = {*SAME, *IGNORED, *STATEFUL, *READ}
+    for name, value in body.items():
+        if name in STATEFUL and value not in (None, False):
+            raise invalid(
+                name, "answers and prompts are not kept here; omit it, and send the whole conversation as `input`"
+            )
+        if name not in known and value is not None:
+            raise invalid(name, "this field is unknown here; omit it", "unknown_parameter")
+    include = body.get("include")
+    asking = {"include": isinstance(include, list) and LOGPROBS in include, "top_logprobs": body.get("top_logprobs")}
+    for name, asks in asking.items():
+        if asks:
+            raise invalid(name, "log-probabilities are told by /v1/chat/completions alone; omit it, or ask there")
 
 
 def _nested(value: Any, name: str = "function") -> Any:
@@ -237,7 +245,7 @@ class ResponseWriter:
     def _event(self, kind: str, **fields: Any) -> str:
         value = {"type": kind, "sequence_number": self._number, **fields}
         self._number += 1
-        return f"event: {kind}\n{PREFIX}{json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n"
+        return event_of(value, kind)
 
 
 def whole_response(chat: Json, body: Mapping[str, Any]) -> Json:

@@ -17,11 +17,11 @@ RESUMPTION = "ssd.resumption"
 """Key of an ASGI scope with the `Resumption` of its request. No client can set it: it is not part of HTTP."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DeliveredChoice:
     """The part of a choice that the client has."""
 
-    tokens: tuple[int, ...] = ()
+    tokens: list[int] = field(default_factory=list)
     ended: bool = False
     """Whether the client knows why the choice ended."""
 
@@ -54,4 +54,4 @@ class Resumption:
             return request
         if request.logprobs is not None:
             request.logprobs.skip(len(delivered.tokens))
-        return replace(request, answered=delivered.tokens)
+        return replace(request, answered=tuple(delivered.tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isinf
 from typing import Any
 
 from pydantic_core import from_json
@@ -25,7 +26,7 @@ def read_json(data: bytes, more_values: int = 0) -> Any:
     """The value that JSON in UTF-8 stands for.
 
     Raises TooMuch for more than `MOST_VALUES + more_values` values or too many texts, lists and objects; and ValueError
-    for what is no JSON, which includes lone surrogates and more than 200 levels.
+    for what is no JSON, which includes lone surrogates, numbers past the range of floats and more than 200 levels.
     """
     # Counting takes milliseconds and little memory. To build millions of parts takes seconds, in which no other thread
     # runs, and more than ten times the memory of the text.
@@ -39,7 +40,22 @@ def read_json(data: bytes, more_values: int = 0) -> Any:
         _check(quotes // 2, MOST_TEXTS, "texts")
         _check(values, MOST_VALUES + more_values, "values")
         _check(nests, MOST_NESTS, "lists and objects")
-    return from_json(data, allow_inf_nan=False)
+    value = from_json(data, allow_inf_nan=False)
+    if _has_infinity(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _has_infinity(value: Any) -> bool:
+    """Whether a number such as 1e400 has become infinite: `from_json` refuses the names of infinities alone."""
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, float) and isinf(each):
+            return True
+        parts = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
+        left += [part for part in parts if isinstance(part, float | dict | list)]
+    return False
 
 
 def _without_escapes(data: bytes) -> Iterator[bytes]:
