@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from ssd_runtime.serving.http.app import Service
+from ssd_runtime.serving.http.openai.answers.logprobs import PositionReader
 from tests.folders import TEXTS
 from tests.serving import lone, request_for, send, serving, tiny_engine, tiny_service
 
@@ -139,6 +142,27 @@ def test_log_probabilities_are_the_models_own(service: Service, client: openai.O
         assert len(top) in (2, 3)
 
 
+def test_others_are_answered_while_log_probabilities_are_written(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request may have thousands of tokens, each with twenty others."""
+    begun, answered = threading.Event(), threading.Event()
+    read = PositionReader.read
+
+    def wait(self: PositionReader, entries: Any) -> Any:
+        begun.set()
+        assert answered.wait(60), "the server answers nobody else"
+        return read(self, entries)
+
+    monkeypatch.setattr(PositionReader, "read", wait)
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(chat, address, logprobs=True, top_logprobs=2, n=2)
+        assert begun.wait(60)
+        assert send(address, "/health", b"", "GET")[0] == 200
+        answered.set()
+        status, body = asked.result()
+    assert status == 200
+    assert [len(choice["logprobs"]["content"]) for choice in body["choices"]] == [4, 4]
+
+
 def test_every_choice_has_a_seed_of_its_own(service: Service, client: openai.OpenAI) -> None:
     """Choice i of seed s is the answer to seed s + i; streams of several choices are told apart."""
     asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 12, "temperature": 0.9, "seed": 7}
@@ -203,6 +227,12 @@ def test_keys_are_needed_and_their_requests_share_nothing(folder: Path) -> None:
             for path, method in (("/v1/chat/completions", "POST"), ("/v1/models", "GET")):
                 status, _, answer = send(address, path, body, method, **headers)
                 assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+        connection.putrequest("POST", "/v1/chat/completions")
+        connection.putheader("Content-Length", "1000")
+        connection.endheaders()
+        assert connection.getresponse().status == 401, "a body is not waited for"
+        connection.close()
         assert send(address, "/health", b"", "GET")[0] == 200
 
 

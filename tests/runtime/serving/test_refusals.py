@@ -103,6 +103,23 @@ def test_a_complaint_says_what_is_wrong_with_which_value(address: str, fields: A
     assert body["error"]["message"].startswith(message)
 
 
+def test_log_probabilities_that_are_not_asked_for_are_none(address: str) -> None:
+    for fields in ({"logprobs": False, "top_logprobs": 0}, {"top_logprobs": 0}):
+        status, body = chat(address, **fields)
+        assert status == 200, body
+        assert body["choices"][0]["logprobs"] is None
+
+
+def test_too_many_answers_are_refused_under_a_field_that_was_sent(folder: Path) -> None:
+    """Whichever limit they pass: that of a request, or that of the server's places."""
+    for places, most in ((70, 64), (2, 2)):
+        with serving(tiny_service(tiny_engine(folder), places=places)) as own:
+            for prompts, n, param in ((most, 1, None), (most + 1, 1, "prompt"), (most // 2 + 1, 2, "n")):
+                fields = {"prompt": ["a"] * prompts, "n": n, "max_tokens": 1}
+                status, _, body = send(own, "/v1/completions", fields if n > 1 else {**fields, "n": None})
+                assert (status, body.get("error", {}).get("param")) == (200 if param is None else 400, param)
+
+
 def test_what_other_servers_have_added_is_ignored(address: str) -> None:
     """Clients send it back in messages and tools, and send null for what they do not use."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "x": 1}, "extra_content": {}}

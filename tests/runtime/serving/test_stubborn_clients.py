@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -104,6 +104,71 @@ def test_a_body_in_tiny_chunks_is_refused(address: tuple[str, int]) -> None:
             response = http.client.HTTPResponse(client)
             response.begin()
             assert response.status == status
+
+
+def begun(address: tuple[str, int], body: bytes, rest: int) -> socket.socket:
+    """A connection that has sent a body but for `rest` bytes."""
+    client = socket.create_connection(address, timeout=60)
+    told = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    client.sendall(f"{told}Content-Length: {len(body)}\r\n\r\n".encode() + body[: len(body) - rest])
+    return client
+
+
+def response_of(client: socket.socket) -> http.client.HTTPResponse:
+    """The response on a connection, without its body."""
+    response = http.client.HTTPResponse(client)
+    response.begin()
+    return response
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds, for a minute at most."""
+    latest = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < latest
+        time.sleep(0.01)
+
+
+def test_bodies_that_are_read_at_once_take_bounded_memory(
+    service: Service, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those beyond it are told to come again, and the others are answered."""
+    bodies = 3
+    size = service.settings.max_body_bytes
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.bodies.MOST_BODIES", bodies)
+    fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 1}
+    body = json.dumps(fields).encode().ljust(size)
+    clients = [begun(address, body, 1) for _ in range(bodies)]
+    wait_for(lambda: service.bodies.held == bodies * (size - 1))
+    with begun(address, body, size - 100) as late:
+        response = response_of(late)
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        assert json.loads(response.read())["error"]["code"] == "overloaded"
+    for client in clients:
+        with client:
+            client.sendall(body[-1:])
+            assert response_of(client).status == 200
+    assert service.bodies.held == 0
+    with begun(address, body, 0) as again:
+        assert response_of(again).status == 200
+
+
+def test_connections_beyond_the_limit_are_refused_until_others_end(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.MOST_CONNECTIONS", 3)
+    wait_for(lambda: answered(address) == 200)
+    clients = [socket.create_connection(address, timeout=60) for _ in range(3)]
+    with socket.create_connection(address, timeout=60) as late:
+        response = response_of(late)
+        assert (response.status, response.headers["Retry-After"]) == (503, "1")
+        assert json.loads(response.read())["error"]["code"] == "overloaded"
+        assert ended(late)
+    for client in clients:
+        with client:
+            client.sendall(request(1))
+            assert response_of(client).status == 200
+    wait_for(lambda: answered(address) == 200)
 
 
 def test_bytes_that_are_no_http_end_a_connection_whatever_was_answered(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import Event
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -42,18 +43,22 @@ from ssd_runtime.serving.http.openai.requests.requests import (
 from ssd_runtime.serving.http.page import page_route
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
-from ssd_runtime.serving.http.transport.bodies import read_body
-from ssd_runtime.serving.http.transport.leaving import GONE, in_a_thread, until_gone
+from ssd_runtime.serving.http.transport.bodies import Bodies
+from ssd_runtime.serving.http.transport.failures import exception_handlers
+from ssd_runtime.serving.http.transport.leaving import in_a_thread, until_gone
 from ssd_runtime.serving.http.transport.web_pages import web_page_guard
 from ssd_runtime.serving.record import Recorder
 
 T = TypeVar("T")
+JSON_TYPE = "application/json"
 MOST_TEMPLATES = 4
 """Most conversations that are written through the chat template at once; others wait, in no thread."""
 COMPILERS = 2
 """Threads that compile structures: a hostile one takes seconds, for which only others with a structure wait."""
 READERS = 2
 """Threads that read requests: more would take turns, and keep the event loop waiting for its own."""
+WRITERS = 2
+"""Threads that write answers with log-probabilities, of which one request may have megabytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ class Service:
     """Threads in which chat templates are waited for."""
     readers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, READERS, "ssd-read"))
     compilers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, COMPILERS, "ssd-grammar"))
+    writers: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, WRITERS, "ssd-write"))
+    bodies: Bodies = field(default_factory=Bodies)
 
     def routes(self) -> list[Route]:
         """All routes."""
@@ -117,27 +124,32 @@ class Service:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         stream = self._stream(request)
-        asked = await self._in_a_reader(read_request, await self._body(request), ChatRequest, self.settings.max_context)
-        return await self._respond(request, await self._chat(request, asked, stream))
+        async with self._body(request) as body:
+            asked = await self._in_a_reader(read_request, body, ChatRequest, self.settings.max_context)
+            found = await self._chat(request, asked, stream)
+        return await self._respond(request, found)
 
     async def responses(self, request: Request) -> Response:
         """Answer a conversation in the form of OpenAI's responses; nothing is kept."""
         stream = self._stream(request)
-        body = await self._in_a_reader(read_fields, await self._body(request))
-        asked = await self._in_a_reader(lambda: checked(chat_body(body), ChatRequest))
-        return await self._respond(request, await self._chat(request, asked, stream), body)
+        async with self._body(request) as body:
+            fields = await self._in_a_reader(read_fields, body)
+            asked = await self._in_a_reader(lambda: checked(chat_body(fields), ChatRequest))
+            found = await self._chat(request, asked, stream)
+        return await self._respond(request, found, fields)
 
     async def _chat(self, request: Request, asked: ChatRequest, stream: str) -> _Read:
         self._check_model(asked.model)
         work = partial(self._read_chat, asked, stream)
-        return await until_gone(request, in_a_thread(self.templates, work))
+        return await self._ready(request, await until_gone(request, in_a_thread(self.templates, work)))
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
         stream = self._stream(request)
-        return await self._respond(
-            request, await self._in_a_reader(self._read_completions, await self._body(request), stream)
-        )
+        async with self._body(request) as body:
+            found = await self._in_a_reader(self._read_completions, body, stream)
+            found = await self._ready(request, found)
+        return await self._respond(request, found)
 
     async def _in_a_reader(self, read: Callable[..., T], *given: Any) -> T:
         """The result of `read`; streams and other requests go on while a long body is read."""
@@ -168,17 +180,22 @@ class Service:
         texts = [[("user", prompt)] for prompt in asked.prompt if isinstance(prompt, str)]
         return _Read(asked, requests, CompletionForm(), texts)
 
-    async def _respond(self, request: Request, found: _Read, body: Json | None = None) -> Response:
-        """Submit the generation requests of an HTTP request; respond with the answer, whole or as it comes.
-
-        `body` is that of a request for a response.
-        """
+    async def _ready(self, request: Request, found: _Read) -> _Read:
+        """The generation requests as they are submitted: after what a client has, and with their grammar."""
         resumption: Resumption | None = request.scope.get(RESUMPTION)
         requests = found.requests if resumption is None else resumption.requests(found.requests)
         if any(each.settings.structure is not None for each in requests):
             work = partial(compiled, requests, self.encoder.loaded)
             requests = await until_gone(request, in_a_thread(self.compilers, lambda _: work()))
-        subscription = Subscription(self.thread, requests)
+        return replace(found, requests=requests)
+
+    async def _respond(self, request: Request, found: _Read, fields: Json | None = None) -> Response:
+        """Submit the generation requests of an HTTP request; respond with the answer, whole or as it comes.
+
+        `fields` are those of a request for a response.
+        """
+        resumption: Resumption | None = request.scope.get(RESUMPTION)
+        subscription = Subscription(self.thread, found.requests, found.asked.n or 1)
         if (recorder := self.recorder) is not None and resumption is None:
             try:
                 # In a thread: files and the user's pattern may take their time.
@@ -196,16 +213,22 @@ class Service:
             token_ids=bool(found.asked.return_token_ids),
             resumption=resumption,
             decode=self.encoder.loaded.decode if found.asked.wants_drafts else None,
-            told=resumption.texts(requests, self.encoder.loaded) if resumption is not None else None,
+            told=resumption.texts(found.requests, self.encoder.loaded) if resumption is not None else None,
         )
         if found.asked.stream:
             chunks = answer.chunks()
-            return EventStream(chunks if body is None else response_events(chunks, body), subscription)
+            return EventStream(chunks if fields is None else response_events(chunks, fields), subscription)
         try:
-            whole = await until_gone(request, answer.whole())
-            return JSONResponse(whole if body is None else whole_response(whole, body))
+            outcomes = await until_gone(request, answer.outcomes())
         finally:
             subscription.close()
+        if fields is not None:
+            return JSONResponse(whole_response(answer.whole(outcomes), fields))
+        write = partial(answer.written, outcomes)
+        if found.asked.noted_logprobs is None:
+            return Response(write(), media_type=JSON_TYPE)
+        text = await asyncio.get_running_loop().run_in_executor(self.writers, write)
+        return Response(text, media_type=JSON_TYPE)
 
     def _stream(self, request: Request) -> str:
         """The stream of a request's key. Raises ApiError if it has none that is valid."""
@@ -231,60 +254,38 @@ class Service:
             "max_model_len": settings.max_context,
         }
 
-    async def _body(self, request: Request) -> bytes:
-        """The body, up to the limit. Raises ApiError for a longer one, or one of another type than JSON."""
+    def _body(self, request: Request) -> AbstractAsyncContextManager[bytes]:
+        """The body, as `Bodies.read` has it. Raises ApiError for one of another type than JSON."""
         # Web pages of origins that are not allowed cannot send this type: browsers ask for leave first.
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
+        if kind != JSON_TYPE:
             raise ApiError(415, "send `Content-Type: application/json`", code="unsupported_media_type")
-        limit = self.settings.max_body_bytes
-        body = await read_body(request, limit, self.settings.body_seconds)
-        if len(body) > limit:
-            raise ApiError(413, f"the body is longer than {limit} bytes; shorten it", code="request_too_large")
-        return body
+        return self.bodies.read(request, self.settings.max_body_bytes, self.settings.body_seconds)
 
 
 def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:
     """The application of a service whose thread is running."""
 
-    def refuse(request: Request, error: ApiError) -> Response:
-        service.metrics.count_without_answer(f"http {error.status}")
-        return error.response()
+    def count(status: int) -> None:
+        service.metrics.count_without_answer(f"http {status}")
 
-    def api_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError), "the handler of this kind of error"
-        return refuse(request, error)
+    handlers = exception_handlers(lambda error: count(error.status))
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "the handler of this kind of error"
         what = f"{request.method} {request.url.path}: {error.detail.lower()}; see /v1/models, /v1/chat/completions"
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return refuse(request, ApiError(error.status_code, what, code=code))
-
-    def left(request: Request, error: Exception) -> Response:
-        return Response(status_code=GONE)
-
-    def defect(request: Request, error: Exception) -> Response:
-        return refuse(request, ApiError(500, "a defect of the server; its log says more", code="internal_error"))
+        return handlers[ApiError](request, ApiError(error.status_code, what, code=code))
 
     origins = list(service.settings.allowed_origins)
     # Without any, the headers that let a web page read the answers are never sent.
     cross_origin = Middleware(
         CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], max_age=3600
     )
-    guard = web_page_guard(
-        service.settings.allowed_hosts,
-        origins,
-        lambda status: service.metrics.count_without_answer(f"http {status}"),
-    )
+    guard = web_page_guard(service.settings.allowed_hosts, origins, count)
     return Starlette(
         routes=service.routes(),
         middleware=[*guard, *([cross_origin] if origins else [])],
         lifespan=lifespan,
-        exception_handlers={
-            ApiError: api_error,
-            HTTPException: http_error,
-            ClientDisconnect: left,
-            Exception: defect,
-        },
+        exception_handlers={**handlers, HTTPException: http_error},
     )

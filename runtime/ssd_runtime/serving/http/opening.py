@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -115,6 +116,9 @@ def open_service(
         recorder=recorder,
     )
     watch_gauges(service)
+    # No thread runs while garbage is collected: a third of a second if libraries and model are searched each time.
+    gc.collect()
+    gc.freeze()
     service.thread.start()
     return service
 

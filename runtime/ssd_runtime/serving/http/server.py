@@ -54,6 +54,8 @@ def listen(host: str, port: int) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            # Linux lets two servers that reuse addresses bind the same one until one of them listens.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
         except OSError:
             listener.close()
             raise
@@ -72,9 +74,9 @@ def url_of(listener: socket.socket) -> str:
 def serve(service: Service, binding: Binding, watch: BundleWatch | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C. New requests are then refused, and open ones end or are told an error.
 
-    SIGHUP loads the bundle again.
+    SIGHUP loads the bundle again, if there is one.
     """
-    app = make_app(service, _lifespan(service, binding, watch))
+    app = make_app(service, _lifespan(watch, binding.poll))
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -101,6 +103,9 @@ class GracefulServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and say where."""
+        for listener in sockets or []:
+            # Connections inherit it, and would else keep the next server from the address for a minute.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await super().startup(sockets)
         if self.started:
             url = url_of((sockets or [])[0])
@@ -145,8 +150,8 @@ class GracefulServer(uvicorn.Server):
                 signal.signal(kind, handler)
 
 
-def _lifespan(service: Service, binding: Binding, watch: BundleWatch | None):  # type: ignore[no-untyped-def]
-    """Watch the bundle while the application runs."""
+def _lifespan(watch: BundleWatch | None, poll: float | None):  # type: ignore[no-untyped-def]
+    """Watch the bundle while the application runs, every `poll` seconds and at SIGHUP."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -154,16 +159,18 @@ def _lifespan(service: Service, binding: Binding, watch: BundleWatch | None):  #
         loop = asyncio.get_running_loop()
 
         def reload() -> None:
-            assert watch is not None, "the signal is handled only with a bundle"
+            # Without a handler, the signal would end the process.
+            if watch is None:
+                log.warning("SIGHUP: there is no bundle to load again; the server goes on")
+                return
             task: asyncio.Task[object] = asyncio.ensure_future(watch.reload())
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        if watch is not None:
-            if hasattr(signal, "SIGHUP"):
-                loop.add_signal_handler(signal.SIGHUP, reload)
-            if binding.poll is not None:
-                tasks.add(asyncio.ensure_future(watch.poll(binding.poll)))
+        if hasattr(signal, "SIGHUP"):
+            loop.add_signal_handler(signal.SIGHUP, reload)
+        if watch is not None and poll is not None:
+            tasks.add(asyncio.ensure_future(watch.poll(poll)))
         try:
             yield
         finally:

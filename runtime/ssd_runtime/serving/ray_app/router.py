@@ -12,7 +12,7 @@ from typing import Protocol
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -20,8 +20,9 @@ from ssd_runtime.serving.http.openai.answers.events import DONE, event_of
 from ssd_runtime.serving.http.openai.answers.responses import failed_event
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.settings import BODY_SECONDS
-from ssd_runtime.serving.http.transport.bodies import read_body
-from ssd_runtime.serving.http.transport.leaving import GONE, until_gone
+from ssd_runtime.serving.http.transport.bodies import Bodies
+from ssd_runtime.serving.http.transport.failures import exception_handlers
+from ssd_runtime.serving.http.transport.leaving import until_gone
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
 from ssd_runtime.serving.ray_app.merged_metrics import merged
@@ -72,6 +73,7 @@ class Router:
         self._replicas = replicas
         self._max_body_bytes = max_body_bytes
         self._body_seconds = body_seconds
+        self._bodies = Bodies()
         self._registry = CollectorRegistry()
         self._retried = self._counter("ssd:router_requests_retried", "Whole answers begun again on another replica.")
         self._resumed = self._counter("ssd:router_streams_resumed", "Streams that went on on another replica.")
@@ -79,18 +81,6 @@ class Router:
 
     def app(self, middleware: Sequence[Middleware] = ()) -> Starlette:
         """The application, behind `middleware`."""
-
-        def refuse(request: Request, error: Exception) -> Response:
-            assert isinstance(error, ApiError), "the handler of this kind of error"
-            return error.response()
-
-        def left(request: Request, error: Exception) -> Response:
-            return Response(status_code=GONE)
-
-        def defect(request: Request, error: Exception) -> Response:
-            log.error("a defect: %s: %s", type(error).__name__, error)
-            return ApiError(500, "a defect of the server; its log says more", code="internal_error").response()
-
         return Starlette(
             routes=[
                 Route("/health", self.health, methods=["GET"]),
@@ -98,7 +88,7 @@ class Router:
                 Route("/{path:path}", self.forward, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]),
             ],
             middleware=middleware,
-            exception_handlers={ApiError: refuse, ClientDisconnect: left, Exception: defect},
+            exception_handlers=exception_handlers(),
         )
 
     async def health(self, request: Request) -> Response:
@@ -175,14 +165,14 @@ class Router:
         yield _body(failed_event(told["error"]) if routed.call.path == RESPONSES else event_of(told) + DONE)
 
     async def _call(self, request: Request) -> Call:
-        """Read a request, up to one part more than replicas take. Raises ApiError if its body does not come in time."""
-        body = await read_body(request, self._max_body_bytes, self._body_seconds)
-        return Call(
-            method=request.method,
-            path=request.url.path,
-            headers=tuple(pair for pair in request.headers.raw if pair[0] not in HOP),
-            body=body,
-        )
+        """Read a request. Raises ApiError as `Bodies.read` does."""
+        async with self._bodies.read(request, self._max_body_bytes, self._body_seconds) as body:
+            return Call(
+                method=request.method,
+                path=request.url.path,
+                headers=tuple(pair for pair in request.headers.raw if pair[0] not in HOP),
+                body=body,
+            )
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self._registry)

@@ -57,6 +57,12 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Api
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
+def too_many_answers(wanted: int, most: int, choices: int) -> ApiError:
+    """The error of a request for more answers than `most`, with `choices` of them per prompt."""
+    name = "n" if choices > 1 else "prompt"
+    return invalid(name, f"{wanted} answers at once, but this server gives at most {most}; ask for fewer")
+
+
 def too_long(tokens: str, most: int) -> ApiError:
     """The error of a prompt of so many tokens, if the server takes at most `most`."""
     return invalid(

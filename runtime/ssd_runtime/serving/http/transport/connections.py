@@ -11,6 +11,8 @@ from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from ssd_runtime.serving.http.openai.errors import ApiError
+
 HEAD_BYTES = 64 << 10
 """Longest head of a request."""
 HEAD_SECONDS = 30.0
@@ -21,6 +23,10 @@ FREE_PIECES = 1024
 """Pieces of a body, however small they are."""
 LEAST_PIECE = 64
 """Mean bytes of the pieces after those: each takes the event loop as much time as thousands of bytes do."""
+
+
+MOST_CONNECTIONS = 512
+"""Connections at once: half of the 1,024 files that systems usually allow a process."""
 
 
 class _Pieces(h11.Connection):
@@ -57,9 +63,13 @@ class BoundedProtocol(H11Protocol):
         self._send: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect a head."""
+        """Expect a head, unless there are too many connections."""
         super().connection_made(transport)
-        self._await_head(True)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.write(_refusal())
+            transport.close()
+        else:
+            self._await_head(True)
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a head or of a body."""
@@ -111,6 +121,14 @@ class BoundedProtocol(H11Protocol):
         if self._send is not None:
             self._send.cancel()
             self._send = None
+
+
+def _refusal() -> bytes:
+    """The whole response to a connection beyond the limit, whatever it would ask."""
+    error = ApiError(503, "too many connections; connect again later", code="overloaded", retry_after=1)
+    response = error.response()
+    head = b"".join(b"%b: %b\r\n" % pair for pair in response.raw_headers)
+    return b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n" + head + b"\r\n" + bytes(response.body)
 
 
 def without_broken_sends(record: logging.LogRecord) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -18,12 +18,12 @@ from ssd_runtime.engine.output.result import Outcome, Tally
 from ssd_runtime.engine.output.text_stream import Decode
 from ssd_runtime.sampling.finite import NotFiniteError
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
-from ssd_runtime.serving.http.openai.answers.events import DONE, Json, event_of
+from ssd_runtime.serving.http.openai.answers.events import DONE, Json, event_of, json_text
 from ssd_runtime.serving.http.openai.answers.forms import Form
 from ssd_runtime.serving.http.openai.answers.logprobs import PositionReader
 from ssd_runtime.serving.http.openai.answers.origins import OriginReader
 from ssd_runtime.serving.http.openai.answers.resumption import Resumption
-from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.errors import ApiError, too_many_answers
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest, PendingRequest
 from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.structure.structure import StructureError
@@ -32,8 +32,8 @@ from ssd_runtime.structure.structure import StructureError
 class Subscription:
     """The events of requests that were submitted together, for a coroutine."""
 
-    def __init__(self, thread: EngineThread, requests: Sequence[GenerationRequest]) -> None:
-        """Submit the requests. Raises ApiError if they are refused."""
+    def __init__(self, thread: EngineThread, requests: Sequence[GenerationRequest], choices: int = 1) -> None:
+        """Submit the requests, `choices` of them for each prompt. Raises ApiError if they are refused."""
         self._thread = thread
         self._events: asyncio.Queue[tuple[int, Block | End]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -42,11 +42,7 @@ class Subscription:
             loop.call_soon_threadsafe(self._events.put_nowait, (place, event))
 
         if len(requests) > thread.places:
-            raise ApiError(
-                400,
-                f"n: {len(requests)} answers at once, but the server has {thread.places} places; ask for fewer",
-                param="n",
-            )
+            raise too_many_answers(len(requests), thread.places, choices)
         try:
             self.pending: list[PendingRequest] = thread.submit(requests, listen)
         except QueueFull as full:
@@ -128,18 +124,38 @@ class Answer:
                 held.positions.skip(tokens)
                 form.skip(place, text)
 
-    async def whole(self) -> Json:
-        """The answer at once. Raises ApiError for the first request that fails."""
+    async def outcomes(self) -> list[Outcome]:
+        """The outcomes of all requests, once they have ended. Raises ApiError for the first that fails."""
         outcomes: dict[int, Outcome] = {}
         async for place, event in self._subscription.events():
             if isinstance(event, End):
                 outcomes[place] = self._outcome(place, event)
-        ordered = [outcomes[place] for place in sorted(outcomes)]
-        choices = [self._form.choice(place, outcome) for place, outcome in enumerate(ordered)]
-        for place, (choice, outcome) in enumerate(zip(choices, ordered, strict=True)):
+        return [outcomes[place] for place in sorted(outcomes)]
+
+    def whole(self, outcomes: Sequence[Outcome]) -> Json:
+        """The answer at once."""
+        return {**self._about(outcomes), "choices": [*self._whole_choices(outcomes)]}
+
+    def written(self, outcomes: Sequence[Outcome]) -> str:
+        """The JSON of the whole answer.
+
+        Other threads run between two choices: the encoder lets none run before it has written its value.
+        """
+        choices = ",".join(map(json_text, self._whole_choices(outcomes)))
+        about = json_text(self._about(outcomes)).removesuffix("}")
+        return f'{about},"choices":[{choices}]}}'
+
+    def _about(self, outcomes: Sequence[Outcome]) -> Json:
+        """The fields of a whole answer without its choices."""
+        return {**self._common, "object": self._form.whole, "usage": self._usage(outcomes)}
+
+    def _whole_choices(self, outcomes: Sequence[Outcome]) -> Iterator[Json]:
+        """The choices of a whole answer."""
+        for place, outcome in enumerate(outcomes):
+            choice = self._form.choice(place, outcome)
             held = _Held(PositionReader(self._token_bytes))
             self._tell_tokens(choice, place, outcome.generation.token_ids, held)
-        return {**self._common, "object": self._form.whole, "choices": choices, "usage": self._usage(ordered)}
+            yield choice
 
     async def chunks(self) -> AsyncIterator[str]:
         """The answer as server-sent events; an error ends it as an event of its own."""

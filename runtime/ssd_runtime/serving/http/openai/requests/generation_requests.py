@@ -16,10 +16,10 @@ from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.planning.registry import STRATEGIES, check_strategy, find_strategy, read_settings
 from ssd_runtime.sampling.filters import filters_of
-from ssd_runtime.sampling.params import SamplingParams
+from ssd_runtime.sampling.params import COLD, SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
-from ssd_runtime.serving.http.openai.errors import invalid, too_long
+from ssd_runtime.serving.http.openai.errors import invalid, too_long, too_many_answers
 from ssd_runtime.serving.http.openai.requests.fields import EFFORT
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CommonRequest, CompletionRequest
@@ -27,8 +27,6 @@ from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.structure.structure import Structure, StructureError
 
-COLD = 1e-3
-"""Lower temperatures are greedy: logits divided by them would leave the range of numbers."""
 COMPLETION_TOKENS = 16
 """New tokens of a completion that names no limit, as in OpenAI's interface."""
 
@@ -170,9 +168,9 @@ def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float
 
 def _check_choices(request: CommonRequest, prompts: int, settings: ServerSettings) -> None:
     """Raise ApiError for more answers than the server gives at once."""
-    wanted = (request.n or 1) * prompts
-    if wanted > settings.max_answers:
-        raise invalid("n", f"{wanted} answers at once, but the server allows {settings.max_answers}; ask for fewer")
+    choices = request.n or 1
+    if choices * prompts > settings.max_answers:
+        raise too_many_answers(choices * prompts, settings.max_answers, choices)
 
 
 def _check_prompt(ids: list[int], settings: ServerSettings) -> None:

@@ -13,6 +13,7 @@ from ssd_runtime.serving.http.openai.requests.formats import ResponseFormat, Str
 from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_json
 from ssd_runtime.serving.http.openai.requests.messages import BoundedModel, Message, Name, Strict
 from ssd_runtime.serving.http.openai.requests.tools import NamedTool, Tool
+from ssd_runtime.serving.http.settings import MOST_ANSWERS
 from ssd_runtime.structure.structure import Structure
 
 MOST_STOPS = 32
@@ -20,7 +21,6 @@ MOST_STOP = 256
 """Characters of a stop text."""
 MOST_CHOICES = 16
 MOST_MESSAGES = 4096
-MOST_PROMPTS = 1024
 MOST_TOOLS = 128
 MOST_BIASES = 1024
 MOST_PARAMETERS = 16
@@ -62,7 +62,7 @@ def _read_prompts(value: Any) -> list[str | list[int]]:
     prompts = (
         [value] if isinstance(value, str) or (isinstance(value, list) and _is_id(next(iter(value), None))) else value
     )
-    if not isinstance(prompts, list) or not prompts or len(prompts) > MOST_PROMPTS:
+    if not isinstance(prompts, list) or not prompts or len(prompts) > MOST_ANSWERS:
         raise ValueError(EXPECTED_PROMPT)
     for prompt in prompts:
         is_read = isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(map(_is_id, prompt)))
@@ -76,7 +76,7 @@ def _is_id(value: Any) -> bool:
 
 
 EXPECTED_PROMPT = (
-    f"expected text, a list of up to {MOST_PROMPTS} texts, token ids, or a list of these; none of them empty"
+    f"expected text, a list of up to {MOST_ANSWERS} texts, token ids, or a list of these; none of them empty"
 )
 Seed = Annotated[int, Field(ge=-(1 << 63), le=(1 << 63) - 1)]
 Count = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -214,7 +214,7 @@ class ChatRequest(CommonRequest):
             raise invalid("tool_choice", "no tool in `tools` can be called so; name one of them")
         if self.forced_tools and self.structure() is not None:
             raise invalid("tool_choice", "the answer is a call, so that it has no other form; omit one of the two")
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs", "it needs `logprobs`; set that to true, or omit it")
 
 
