@@ -29,4 +29,4 @@ for chunk in stream:
         print(choice.delta.content or "", end="", flush=True)
     if chunk.usage is not None:
         figures = chunk.usage.model_extra["ssd"]
-        print(f"\n{model}: {figures['tokens_per_second']:.1f} tokens/s with {figures['strategy']}")
+        print(f"\n{model}: {figures['tokens_per_second'] or 0:.1f} tokens/s with {figures['strategy']}")

@@ -240,6 +240,18 @@ def test_generate_is_held_to_a_structure_by_stock_decoding_and_by_ours(do_sample
     assert do_sample or texts["ours"] == texts["stock"]
 
 
+def test_raw_logits_are_the_models_own_under_a_structure() -> None:
+    model, tokenizer = LOADED.model, LOADED.tokenizer
+    processor = StructureProcessor(Structure.json_schema(PERSON), tokenizer, model)
+    given: dict[str, Any] = {"logits_processor": [processor], "max_new_tokens": 12, "pad_token_id": 0}
+    given |= {"return_dict_in_generate": True, "output_logits": True, "do_sample": False}
+    stock, ours = (
+        model.generate(torch.tensor([PROMPT]), **given, **more) for more in ({}, {"custom_generate": CustomGenerate()})
+    )
+    for expected, got in zip(stock.logits, ours.logits, strict=True):
+        assert torch.allclose(got, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("more", [{}, {"prompt_lookup_num_tokens": 4}, {"num_beams": 3}])
 def test_a_processor_follows_prompts_that_grow_and_tokens_that_are_taken_back(more: dict[str, int]) -> None:
     model, tokenizer = LOADED.model, LOADED.tokenizer

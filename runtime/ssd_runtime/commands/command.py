@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from io import TextIOWrapper
 from typing import Any
 
 import typer
@@ -62,6 +63,8 @@ def run_guarded(work: Callable[[], object]) -> None:
 
     A UserError, usage error or OSError ends with one line and exit code 2.
     """
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # answers have characters that some terminals lack
     try:
         code = work()
         # What is still buffered may find that the reader has left.

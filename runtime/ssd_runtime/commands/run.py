@@ -193,6 +193,7 @@ def _measure(engine: Engine, shown: bool) -> bool:
             with waiting("measuring this device; Ctrl-C leaves it to a later run", shown=shown):
                 engine.measure()
         except KeyboardInterrupt:
+            _note("this device will be measured in a later run")
             return False
     return True
 

@@ -78,6 +78,9 @@ class LoadedModel:
                 f"model: {type(model).__name__} is not a causal LM of a supported family; load the model with "
                 "AutoModelForCausalLM"
             )
+        found, told = len(model.model.layers), model.config.num_hidden_layers
+        if found != told:
+            raise UserError(f"model: has {found} layers, its config {told}; set config.num_hidden_layers too")
         if model.training:
             raise UserError("model: is in training mode; call its eval() first")
         return cls(model, tokenizer, None)

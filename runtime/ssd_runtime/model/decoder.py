@@ -35,7 +35,7 @@ from ssd_runtime.model.projections import LightCopies, Projections
 from ssd_runtime.model.sublayers.attention import has_causal_kernel
 from ssd_runtime.model.sublayers.sublayers import Shape, SubLayers
 from ssd_runtime.weights.draft_bits import DraftBits
-from ssd_runtime.weights.hooks import require_unhooked
+from ssd_runtime.weights.hooks import made_of, require_unhooked
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from ssd_runtime.weights.native.library import library
 
@@ -63,6 +63,7 @@ class Decoder:
         self.family = family_of(config)
         require_unhooked(model, self.family.mixing, self.family.mlp, self.family.shared)
         self.model, base = model, model.model
+        self._made_of = made_of(model)
         self.bitwise = bitwise
         self.lock = WaitedLock()
         self.version = 0
@@ -208,9 +209,14 @@ class Decoder:
         """Follow changes of the model's weights, adapters and hooks since the decoder was built.
 
         Weights that were written in place through their `data` are not noticed: build another decoder for these.
-        Raises UserError if a module that the engine bypasses has a new hook, or if weights change in bitwise mode.
+        Raises UserError if a module that the engine bypasses has a new hook, if layers, dtype or mode have changed, or
+        if weights change in bitwise mode.
         """
         require_unhooked(self.model, self.family.mixing, self.family.mlp, self.family.shared)
+        if made_of(self.model) != self._made_of:
+            raise UserError(
+                "model: its layers, dtype or mode have changed since the engine was made; make a new engine"
+            )
         with torch.inference_mode():
             parts: list[Embedding | Layer | OutputHead | Mtp | LayerInputs] = [self.embed, *self.layers, self.head]
             parts += [part for part in (self.mtp, self._inputs) if part is not None]

@@ -64,7 +64,7 @@ class RowProcessors:
     ) -> None:
         """`before` [m] are ids that processors read before the sequence's own; their device is that of all ids."""
         self._all = LogitsProcessorList(processors)
-        self._for_drafts = LogitsProcessorList(each for each in processors if _repeatable(each))
+        self._for_drafts = LogitsProcessorList(each for each in processors if is_repeatable(each))
         self._ids = SequenceIds(before)
         self._device = before.device
         self._keep_scores = keep_scores
@@ -74,13 +74,15 @@ class RowProcessors:
         self.logits: list[Tensor] = []
         """Logits [1, vocabulary] of every choice of the target, if they are kept."""
 
-    def target(self, logits: Tensor, known: Sequence[int], tail: Sequence[int]) -> Tensor:
-        """Scores [vocabulary] in fp32 of the target's `logits` after the tokens `known` and `tail`."""
+    def target(self, logits: Tensor, known: Sequence[int], tail: Sequence[int], raw: Tensor) -> Tensor:
+        """Scores [vocabulary] in fp32 of the target's `logits` after the tokens `known` and `tail`.
+
+        `raw` are the model's own logits, of which a grammar may have left out tokens.
+        """
         with callers_mode():
-            row = self._row(logits)
             if self._keep_logits:
-                self.logits.append(row.clone())
-            scores: Tensor = self._all(self._ids.tensor(known, tail), row)
+                self.logits.append(self._row(raw))
+            scores: Tensor = self._all(self._ids.tensor(known, tail), self._row(logits))
             if self._keep_scores:
                 self.scores.append(scores)
         return scores[0].to(logits.device)
@@ -88,7 +90,10 @@ class RowProcessors:
     def draft(self, logits: Tensor, known: Sequence[int], tail: Sequence[int]) -> Tensor:
         """Scores [vocabulary] in fp32 of a draft's `logits`."""
         with callers_mode():
-            scores: Tensor = self._for_drafts(self._ids.tensor(known, tail), self._row(logits))
+            try:
+                scores: Tensor = self._for_drafts(self._ids.tensor(known, tail), self._row(logits))
+            except Exception:  # drafts go on after ends that no target passes; a target raises it again
+                scores = self._row(logits)
         return scores[0].to(logits.device)
 
     def _row(self, logits: Tensor) -> Tensor:
@@ -96,7 +101,7 @@ class RowProcessors:
         return logits[None].to(self._device, torch.float32, copy=True)
 
 
-def _repeatable(processor: LogitsProcessor) -> bool:
+def is_repeatable(processor: object) -> bool:
     """Whether calls for drafts have no effect on later calls; a user's own processor may have a state."""
     kind = type(processor)
     known = kind.__module__.startswith("transformers.") and kind.__name__ not in STATEFUL

@@ -188,11 +188,14 @@ class Sampler:
         Choices look at logits that the grammar was applied to here, or are the one token that it allows. The user's
         processors may be called once per token of the output only, so that drafts have another call.
         """
+        raw = logits
         if self.matcher is not None:
             logits = self.matcher.masked(logits, known, tail)
         if self._processors is not None:
-            process = self._processors.draft if drafting else self._processors.target
-            scores = process(logits, known, tail)
+            if drafting:
+                scores = self._processors.draft(logits, known, tail)
+            else:
+                scores = self._processors.target(logits, known, tail, raw)
             return torch.where(scores == -math.inf, logits.float(), scores * self._unit), scores
         plain = self._penalised(logits[None], known, lambda: [tail]).float()
         return plain[0], (self._filters(torch.empty(0), plain) if self._filters else plain)[0]

@@ -39,6 +39,15 @@ def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str, sh
             )
 
 
+def made_of(model: PreTrainedModel) -> tuple[object, ...]:
+    """What decoding layer by layer rests on besides weights and hooks: dtype, mode, `forward`, layers and their like.
+
+    Adapters are put inside of layers, and change nothing of this.
+    """
+    modules = *model.children(), *model.model.children(), *model.model.layers
+    return model.dtype, model.training, vars(model).get("forward"), *modules
+
+
 def _taken_apart(
     model: PreTrainedModel, mixers: Sequence[str], mlp: str, shared: str | None
 ) -> Iterator[tuple[str, nn.Module]]:

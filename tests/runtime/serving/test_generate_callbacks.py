@@ -9,6 +9,7 @@ import torch
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
@@ -104,14 +105,17 @@ def test_stop_strings_end_where_stock_decoding_ends(model: Model, tokenizer: Wor
         model.generate(**inputs, stop_strings=stop, custom_generate=fast)
 
 
-def test_an_accepted_block_is_streamed_at_once(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
-    """Closed over, given to `generate`, and through the folder: the prompt comes first, the answer in blocks."""
+def test_a_streamer_takes_each_token_by_itself(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    """Closed over, given to `generate`, and through the folder: the prompt comes first."""
     inputs = prompts(tokenizer, 1)
     prompt = inputs["input_ids"]
     expected = model.generate(**inputs, max_new_tokens=NEW)[0, prompt.shape[1] :].tolist()
-    closed, dropped, handed = Blocks(), Blocks(), Blocks()
+    closed, dropped, within, handed = Blocks(), Blocks(), Blocks(), Blocks()
     model.generate(**inputs, max_new_tokens=NEW, custom_generate=fast.streaming_to(closed))
     model.generate(**inputs, max_new_tokens=NEW, streamer=dropped, custom_generate=fast)
+    model.generate(
+        **inputs, max_new_tokens=NEW, streamer=within, custom_generate=lambda *given, **named: fast(*given, **named)
+    )
     model.generate(
         **inputs,
         max_new_tokens=NEW,
@@ -120,11 +124,10 @@ def test_an_accepted_block_is_streamed_at_once(model: Model, tokenizer: Words, f
         trust_remote_code=True,
         strategy="clasp",
     )
-    for streamer in (closed, dropped, handed):
+    for streamer in (closed, dropped, within, handed):
         assert torch.equal(streamer.put_values[0], prompt)
         blocks = streamer.put_values[1:]
-        assert [token for block in blocks for token in block.tolist()] == expected
-        assert max(len(block) for block in blocks) > 1
+        assert [int(block) for block in blocks] == expected
         assert streamer.ends == 1
 
 
@@ -138,3 +141,36 @@ def test_a_thread_answers_an_iterating_streamer(model: Model, tokenizer: Words, 
     thread.join()
     answer = model.generate(**inputs, max_new_tokens=NEW)[0, inputs["input_ids"].shape[1] :]
     assert text == tokenizer.decode(answer)
+
+
+def test_two_streamers_are_refused(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    """Whoever reads one that gets nothing would wait for ever."""
+    with pytest.raises(UserError, match="streamer: generate has one and streaming_to another"):
+        model.generate(**prompts(tokenizer, 1), streamer=Blocks(), custom_generate=fast.streaming_to(Blocks()))
+
+
+@pytest.mark.parametrize("strategy", ["light", "clasp"])
+def test_a_users_function_that_knows_no_more_tokens_is_asked_for_drafts_alone(
+    model: Model, tokenizer: Words, strategy: str
+) -> None:
+    """Drafts go on after an answer's end, where a trie of answers has nothing left."""
+    inputs = prompts(tokenizer, 1)
+    begin, end = inputs["input_ids"].shape[1], int(model.generation_config.eos_token_id)
+    answer = [5, 6, 7, 8, end]
+
+    def allowed(row: int, ids: torch.Tensor) -> list[int]:
+        place = len(ids) - begin
+        return answer[place : place + 1] if ids[begin:].tolist() == answer[:place] else []
+
+    given = {**inputs, "prefix_allowed_tokens_fn": allowed, "max_new_tokens": NEW}
+    for _ in range(3):
+        got = model.generate(**given, custom_generate=CustomGenerate(strategy=strategy))
+        assert got[0, begin:].tolist() == answer
+
+
+def test_a_length_that_the_prompt_has_reached_gives_one_token(
+    model: Model, tokenizer: Words, fast: CustomGenerate
+) -> None:
+    inputs, ended = prompts(tokenizer, 1), StoppingCriteriaList([MaxLengthCriteria(3)])
+    got = model.generate(**inputs, stopping_criteria=ended, max_new_tokens=NEW, custom_generate=fast)
+    assert torch.equal(got, model.generate(**inputs, stopping_criteria=ended, max_new_tokens=NEW))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -12,14 +14,17 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     DynamicCache,
+    LogitsProcessor,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     set_seed,
 )
 
-from ssd_runtime import CustomGenerate
+from ssd_profiles.errors import UserError
+from ssd_runtime import CustomGenerate, Engine, RunSettings
+from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.serving.generate.custom_generate import StockDecodingWarning
-from tests.generation import Lengthy, prompts
+from tests.generation import Lengthy, Watched, prompts
 
 pytestmark = pytest.mark.usefixtures("made_up_latencies")
 Model = PreTrainedModel
@@ -55,10 +60,13 @@ def left_out(model: Model, tokenizer: Words) -> dict[str, tuple[dict[str, Any], 
         ),
         "no end": ({**two, "eos_token_id": None, "stopping_criteria": [Lengthy()]}, "without an end-of-sequence"),
         "a full prompt": ({"input_ids": ids.repeat(1, 30)[:, :512]}, "context of 512"),
+        "an own criterion of rows": ({**two, "stopping_criteria": [Lengthy()]}, "Lengthy may tell the rows"),
+        "an own processor of rows": ({**two, "logits_processor": [Watched()]}, "Watched may tell the rows"),
+        "time of many rows": ({"input_ids": ids.repeat(9, 1), "max_time": 1e3}, "max_time is for all rows"),
     }
 
 
-NOT_SERVED = 15
+NOT_SERVED = 18
 """Number of calls that are not served."""
 
 
@@ -98,3 +106,60 @@ def test_models_that_cannot_be_viewed_are_decoded_by_transformers(folder: Path) 
         with pytest.warns(StockDecodingWarning, match=reason):
             got = model.generate(ids, max_new_tokens=5, custom_generate=own)
         assert torch.equal(got, model.generate(ids, max_new_tokens=5))
+
+
+def other_layers(model: Model) -> None:
+    model.model.layers = model.model.layers[:4]
+
+
+def other_forward(model: Model) -> None:
+    model.forward = MethodType(type(model).forward, model)  # type: ignore[method-assign]
+
+
+def hooked(model: Model) -> None:
+    model.model.layers[1].register_forward_hook(lambda layer, given, out: out * 1.1)
+
+
+@pytest.mark.parametrize(
+    "change", [other_layers, other_forward, hooked, Model.train, Model.bfloat16], ids=lambda change: change.__name__
+)
+def test_a_model_that_changes_between_calls_is_looked_at_again(
+    folder: Path, tokenizer: Words, change: Callable[[Model], object]
+) -> None:
+    """Also where transformers has to decode it from now on."""
+    own, model = CustomGenerate(strategy="lookup"), AutoModelForCausalLM.from_pretrained(folder).eval()
+    inputs = prompts(tokenizer, 1)
+    before = model.generate(**inputs, max_new_tokens=9, custom_generate=own)
+    change(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StockDecodingWarning)
+        after = model.generate(**inputs, max_new_tokens=9, custom_generate=own)
+        again = model.generate(**inputs, max_new_tokens=9, custom_generate=own)
+    expected = model.generate(**inputs, max_new_tokens=9)
+    assert torch.equal(after, expected)
+    assert torch.equal(again, expected)
+    assert before.shape[0] == 1
+
+
+def test_an_engine_refuses_requests_once_its_model_has_other_layers(folder: Path, tokenizer: Words) -> None:
+    engine = Engine(LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer))
+    assert engine.generate(["How many?"], RunSettings("plain", max_new_tokens=4))
+    other_layers(engine.loaded.model)
+    with pytest.raises(UserError, match="layers, dtype or mode have changed"):
+        engine.generate(["How many?"], RunSettings("plain", max_new_tokens=4))
+
+
+def test_a_processor_may_decode_with_the_same_object(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    """The inner call is left to transformers, since the outer one's step is not done."""
+    inputs, answers = prompts(tokenizer, 1), list[torch.Tensor]()
+
+    class Asking(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            if not answers:
+                answers.append(model.generate(**inputs, max_new_tokens=4, custom_generate=fast))
+            return scores
+
+    with pytest.warns(StockDecodingWarning, match="of another call calls it"):
+        got = model.generate(**inputs, max_new_tokens=9, logits_processor=[Asking()], custom_generate=fast)
+    assert torch.equal(got, model.generate(**inputs, max_new_tokens=9))
+    assert torch.equal(answers[0], got[:, : answers[0].shape[1]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -13,6 +14,7 @@ from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.offline.runner import Runner, difference, next_messages
 from ssd_runtime.engine.output.generation import Generation
+from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.turn import Turn, naming
@@ -55,9 +57,17 @@ class Together:
         if not self.runner.settings.compare:
             yield from self._decoded(numbered, self.runner.make_planner)
             return
+        for prompt, number in numbered[:1]:
+            self._warm_up(prompt, number)
         size = WINDOW * self.concurrency
         for begin in range(0, len(numbered), size):
             yield from self._compared(numbered[begin : begin + size], strategy_first=begin // size % 2 == 0)
+
+    def _warm_up(self, prompt: Prompt, number: int) -> None:
+        """Decode a token of a prompt, since what is done once must not count for the way that comes first."""
+        with suppress(UserError):
+            turn = self.runner.turn(prompt, place=0, messages=conversation(prompt), number=number)
+            generate(Session(self.runner.decoder, turn.sampling), turn.ids, PlainPlanner(), Limits(1))
 
     def _compared(self, prompts: Sequence[tuple[Prompt, int]], strategy_first: bool) -> Iterator[Answered]:
         """Decode some prompts with the strategy and plainly, one way after the other."""

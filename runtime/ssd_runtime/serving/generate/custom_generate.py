@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
-from threading import Lock
+from threading import RLock
+from types import FrameType
 from typing import Any, cast
 
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessorList,
+    MaxTimeCriteria,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
@@ -39,6 +44,7 @@ from ssd_runtime.serving.generate.row import batch_of, rows_of
 
 FOLDER = str(Path(__file__).parent / "recipe")
 """Folder for `generate(custom_generate=FOLDER, trust_remote_code=True)`, which may also be pushed to the Hub."""
+GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 LIBRARIES = frozenset({"ssd_runtime", "transformers", "torch", "contextlib"})
 """Packages whose frames are skipped when a warning looks for the user's line."""
 
@@ -127,7 +133,7 @@ class CustomGenerate:
             criteria=criteria,
             config=generation_config,
             arguments=model_kwargs,
-            streamer=self._streamer or _streamer_of_caller(),
+            streamer=self._only_streamer(),
         )
         reason = call.reason_for_stock()
         if reason is None:
@@ -137,6 +143,13 @@ class CustomGenerate:
                 reason = str(error)
         _warn(reason)
         return stock(call)
+
+    def _only_streamer(self) -> BaseStreamer | None:
+        """The streamer of this object or of the caller's `generate`. Raises UserError for two."""
+        given = _streamer_of_caller()
+        if None not in (given, self._streamer) and given is not self._streamer:
+            raise UserError("streamer: generate has one and streaming_to another; give one of them")
+        return self._streamer or given
 
     def generate(
         self,
@@ -184,24 +197,34 @@ class _Engines:
     strategy: str
     parameters: Any
     max_sequences: int
-    _lock: Any = field(default_factory=Lock)
+    _lock: Any = field(default_factory=RLock)
+    _busy: bool = False
     _engine: Engine | None = None
     _scheduler: Scheduler | None = None
     _make_planner: MakePlanner | None = None
 
     def decoded(self, call: GenerateCall, tokenizer: PreTrainedTokenizerBase | None) -> Any:
         """Decode a call. Raises NotServedError if the engine cannot, and UserError if memory runs out."""
+        if call.rows > self.max_sequences and any(isinstance(each, MaxTimeCriteria) for each in call.criteria):
+            raise NotServedError(f"max_time is for all rows, of which {self.max_sequences} are decoded at once")
         with self._lock:
-            engine = self._engine_of(call.model, tokenizer)
-            most = engine.decoder.shape.max_context
-            if call.input_ids.shape[1] - min(call.padding) >= most:
-                raise NotServedError(f"a prompt fills the model's context of {most} tokens")
+            if self._busy:
+                raise NotServedError("a processor or criterion of another call calls it")
+            self._busy = True
             try:
+                engine = self._engine_of(call.model, tokenizer)
+                most = engine.decoder.shape.max_context
+                if call.input_ids.shape[1] - min(call.padding) >= most:
+                    raise NotServedError(f"a prompt fills the model's context of {most} tokens")
                 result, generations = self._rows(call, engine)
+            except NotServedError:
+                raise
             except BaseException:
                 # A processor, a streamer or Ctrl-C stopped a step half-way.
                 self._scheduler = None
                 raise
+            finally:
+                self._busy = False
         if any(each.finish_reason == "context" for each in generations):
             warnings.warn(f"an answer ended where the model's context of {most} tokens is full", stacklevel=3)
         if call.streamer is not None:
@@ -221,15 +244,18 @@ class _Engines:
 
     def _engine_of(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Engine:
         known = self._engine
-        if known is None or known.loaded.model is not model or known.decoder.device != model.device:
-            self._engine = self._scheduler = self._make_planner = None  # frees the memory first
-            try:
-                engine = self._made(model, tokenizer)
-                self._make_planner = engine.planners(self.strategy, self.parameters)
-            except UserError as error:
-                raise NotServedError(str(error)) from None
-            self._engine = known = engine
-        return known
+        if known is not None and known.loaded.model is model and known.decoder.device == model.device:
+            with suppress(UserError):  # what the decoder rests on has changed
+                known.decoder.refresh()
+                return known
+        self._engine = self._scheduler = self._make_planner = None  # frees the memory first
+        try:
+            engine = self._made(model, tokenizer)
+            self._make_planner = engine.planners(self.strategy, self.parameters)
+        except UserError as error:
+            raise NotServedError(str(error)) from None
+        self._engine = engine
+        return engine
 
     def _made(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> Engine:
         if tokenizer is None and self.bundle is not None:
@@ -252,6 +278,7 @@ def _streamer_of_caller() -> BaseStreamer | None:
 
     `generate` has put the prompt into it already. Without the answer, a reader of the streamer would wait for ever.
     """
-    frame = sys._getframe(2)
-    asked: Mapping[str, Any] = frame.f_locals if frame.f_code.co_name == "generate" else {}
-    return asked.get("streamer")
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not GENERATE:
+        frame = frame.f_back
+    return frame.f_locals.get("streamer") if frame is not None else None

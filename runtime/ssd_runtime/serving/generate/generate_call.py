@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
     MaxTimeCriteria,
@@ -22,6 +23,8 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GENERATION_MODES_MAPPING, is_deepspeed_zero3_enabled, is_fsdp_managed_module
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.sampling.processors import is_repeatable
+from ssd_runtime.structure.processor import StructureProcessor
 
 CACHE_NAMES = ("past_key_values", "cache")
 """Name of the cache's argument: transformers 5.24 has renamed it."""
@@ -79,7 +82,7 @@ class GenerateCall:
     def max_new_tokens(self) -> int:
         """Most new tokens of a row."""
         lengths = [each.max_length for each in self.criteria if isinstance(each, MaxLengthCriteria)]
-        return int(min([self.config.max_length, *lengths])) - self.input_ids.shape[1]
+        return max(1, int(min([self.config.max_length, *lengths])) - self.input_ids.shape[1])
 
     @property
     def eos_ids(self) -> frozenset[int]:
@@ -156,7 +159,16 @@ class GenerateCall:
             return "rows may end at different lengths, and there is no pad_token_id"
         if ends and not any(hasattr(each, "eos_token_id") for each in self.criteria):
             return "without an end-of-sequence token, transformers goes on with rows that have ended"
+        own = next((each for each in (*self.processors, *self.other_criteria) if not _reads_rows_alike(each)), None)
+        if own is not None:
+            return f"{type(own).__name__} may tell the rows of a batch apart, or count its calls"
         return None
+
+
+def _reads_rows_alike(part: LogitsProcessor | StoppingCriteria) -> bool:
+    """Whether a processor or criterion does to each row of a batch what it does to that row alone."""
+    kind = type(part)
+    return kind.__module__.startswith("transformers.") or kind is StructureProcessor or is_repeatable(part)
 
 
 def stock(call: GenerateCall) -> Any:

@@ -59,7 +59,8 @@ class Row:
 
         def put(tokens: list[int]) -> None:
             with callers_mode():
-                streamer.put(torch.tensor(tokens))
+                for token in tokens:  # as transformers does: a streamer may take each call for a token
+                    streamer.put(torch.tensor([token]))
 
         return put
 
