@@ -30,8 +30,10 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
     for a mask as well, so that a mask which pays by itself may add nothing.
     """
     assert bundle.report is not None, "a compile writes one"
-    report = json.loads(bundle.report)
+    report, before = json.loads(bundle.report), _added_before(stages.base)
     for figures in report["domains"]:
+        if figures["domain"] in before:
+            figures["added"] = before[figures["domain"]]
         if (found := prompts.get(figures["domain"])) is not None:
             added = stages.work.stage(
                 f"added-{found.name}-{measured_on(latency)}", partial(_added, bundle, stages, found, latency)
@@ -43,6 +45,15 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
                 f"auto without it, on {added['prompts']} prompts"
             )
     return replace(bundle, report=json.dumps(report, indent=1))
+
+
+def _added_before(base: Bundle | None) -> dict[str, Any]:
+    """What a base's report says that it adds to its domains; empty if it says nothing that can be read."""
+    try:
+        domains = json.loads(base.report or "")["domains"] if base is not None else []
+        return {figures["domain"]: figures["added"] for figures in domains if "added" in figures}
+    except (ValueError, KeyError, TypeError):  # whoever made the base may have written anything
+        return {}
 
 
 def _added(bundle: Bundle, stages: Stages, prompts: DomainPrompts, latency: LatencyTable) -> dict[str, Any]:

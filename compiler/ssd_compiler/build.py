@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.bundle import Bundle, require_replaceable
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.files import write_lock
 from ssd_artifacts.manifest import MANIFEST
@@ -80,6 +80,7 @@ def compile_bundle(
 
         page = html_report(bundle)
         with write_lock(out):
+            require_replaceable(out)  # hours have passed; results stay for --resume
             bundle.save(out, page)
         work.remove()
     return bundle

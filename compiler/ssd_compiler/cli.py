@@ -12,7 +12,6 @@ from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.sharing.opening import open_given
 from ssd_compiler.options import ClusterOptions, DomainOptions, SearchOptions, WriteOptions
 from ssd_compiler.progress import Reporter
-from ssd_compiler.report.summary import domain_summary
 from ssd_compiler.report.terminal import show
 from ssd_compiler.settings import MIN_PROMPTS, CompileSettings
 from ssd_profiles.domain import load_domain
@@ -99,8 +98,9 @@ def compile_(
 
                 written = compiled(make_crew=partial(RayCrew, workers=cluster.workers))
     if bundle.as_json:
-        summaries = [domain_summary(config, written.model.num_layers) for config in written.domains.values()]
-        print(json.dumps({"bundle": str(bundle.out), "model": written.model.name, "domains": summaries}))
+        assert written.report is not None, "a compile writes one"
+        figures = json.loads(written.report)["domains"]
+        print(json.dumps({"bundle": str(bundle.out), "model": written.model.name, "domains": figures}))
     else:
         show(written, bundle.out)
 

@@ -105,11 +105,11 @@ class Workspace:
             return result
 
     def finished(self, name: str) -> Any:
-        """Return the stored result of a stage. Raises NotFinished if there is none."""
-        path = self.folder / f"{name}.json"
-        if not path.is_file():
-            raise NotFinished(name)
-        return json.loads(path.read_text(encoding="utf-8"))
+        """Return the stored result of a stage. Raises NotFinished if there is none that is whole."""
+        try:
+            return json.loads((self.folder / f"{name}.json").read_bytes())
+        except (FileNotFoundError, ValueError):  # a power cut may leave half a file
+            raise NotFinished(name) from None
 
     def keep(self, name: str, result: Any) -> None:
         """Store the JSON result of a stage."""

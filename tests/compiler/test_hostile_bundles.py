@@ -15,7 +15,7 @@ from ssd_compiler.bundles.difference import differences
 from ssd_compiler.bundles.summary import summary_text
 from ssd_compiler.report.html import html_report
 from ssd_profiles.errors import UserError
-from tests.bundles import bundle, exits
+from tests.bundles import bundle, exits, record
 from tests.mutations import mutate
 
 COUNT = int(os.environ.get("SSD_MUTATIONS", "100")) // 2
@@ -60,3 +60,12 @@ def test_a_stripped_bundle_differs_by_what_was_left_out() -> None:
     given = bundle()
     parts = [line.partition(":")[0] for line in differences(given, stripped(given))]
     assert parts == ["further prompts for later domains", "successors"]
+
+
+def test_bundles_that_differ_in_their_search_or_report_alone_differ() -> None:
+    given = bundle(one=record("one", {(2, 3): 0.9}))
+    one = given.domains["one"]
+    searched = one.model_copy(update={"search": one.search.model_copy(update={"seconds": 1e3})})
+    assert differences(given, replace(given, domains={"one": searched})) == ["one: another search"]
+    assert differences(given, replace(given, report="{}")) == ["report.json: another one"]
+    assert not differences(given, given)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -113,3 +114,14 @@ def test_advice_drafts_where_masks_are_predicted_to_pay() -> None:
         assert each.text.startswith(f"{each.option.speedup:.2f}x: {each.option.draft_length} drafts")
     assert all(each.text.startswith("plain") for each in advice(failing, table, LAYERS))
     assert all(each.text == "plain: no masks" for each in advice(record("one", {}), table, LAYERS))
+
+
+def test_the_report_is_of_the_device_of_the_latest_compile() -> None:
+    """A base's latencies are from other devices, and may come first."""
+    table = latency_table(LAYERS)
+    tables = [replace(table, device=replace(table.device, device=name)) for name in ("A", "B")]
+    both = replace(bundle(), latency={each.device.slug(): each for each in tables})
+    for table in tables:
+        report = json.dumps({"device": asdict(table.device), "domains": []})
+        assert f"on {table.device.device}" in html_report(replace(both, report=report))
+    assert html_report(replace(both, report="[]"))

@@ -41,6 +41,15 @@ def test_finished_stages_are_not_redone(tmp_path: Path) -> None:
     assert afresh.stage("one", lambda: "new") == "new"
 
 
+def test_half_a_result_is_none(tmp_path: Path) -> None:
+    """A power cut may leave it."""
+    work = begun(tmp_path, SETTINGS, "model", resume=False)
+    work.stage("one", lambda: {"a": [1, 2.5]})
+    path = work.folder / "one.json"
+    path.write_bytes(path.read_bytes()[:-3])
+    assert begun(tmp_path, SETTINGS, "model", resume=True).stage("one", lambda: 4) == 4
+
+
 def test_a_failed_stage_is_not_finished(tmp_path: Path) -> None:
     work = begun(tmp_path, SETTINGS, "model", resume=False)
     with pytest.raises(ZeroDivisionError):

@@ -178,6 +178,10 @@ def test_a_domain_joins_a_bundle(room: Path) -> None:
     assert new.successors is not None
     pairs, joined = (set(map(tuple, known.pairs.tolist())) for known in (old.successors, new.successors))
     assert pairs <= joined
+    figures = [json.loads(each.report)["domains"] for each in (old, new)]
+    added = [{one["domain"]: one.get("added") for one in each} for each in figures]
+    assert added[0].items() <= added[1].items(), "what the base adds to its own domains"
+    assert added[1]["pears"]
     assert records(command(room, RUN, "--artifact", "joined", "The river", "--strategy", "fixed:pears", "--json"))
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
-from gguf.quants import dequantize
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
+from ssd_runtime.weights.gguf.blocks import dense
 from ssd_runtime.weights.gguf.tiles import LARGEST_EXPONENT, NUMBERS, format_of, tiles_of
 from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K, SIXTEEN
 from ssd_runtime.weights.kernels.native import Native
@@ -129,3 +130,11 @@ def test_exponents_that_no_model_has_are_refused() -> None:
     data.reshape(OUT, -1, 17)[-1, -1, 0] = LARGEST_EXPONENT + 1
     with pytest.raises(ValueError, match="scales above"):
         tiles_of(data, Type.MXFP4)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.F16], ids=lambda kind: kind.name)
+def test_a_vector_may_be_in_blocks_too(kind: Type) -> None:
+    vector = np.linspace(-1, 1, 64, dtype=np.float32)
+    got = dense(quantize(vector, kind), kind)
+    assert got.shape == (64,)
+    assert np.allclose(got, vector, atol=0.15)

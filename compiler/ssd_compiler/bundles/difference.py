@@ -65,6 +65,8 @@ def _domain(before: DomainConfig, after: DomainConfig, layers: int, other_layers
         yield f"measured {_measured(before)} → {_measured(after)}"
     if before.exit != after.exit:
         yield "other exits"
+    if before.search != after.search:
+        yield "another search"
 
 
 def _measured(config: DomainConfig) -> str:
@@ -84,6 +86,8 @@ def _parts(one: Bundle, other: Bundle) -> Iterator[str]:
         before, after = getattr(one, name), getattr(other, name)
         if (before.to_bytes() if before is not None else b"") != (after.to_bytes() if after is not None else b""):
             yield f"{name}: {'some' if before is not None else 'none'} → {'others' if after is not None else 'none'}"
+    if one.report != other.report:
+        yield "report.json: another one"
     for slug in sorted(one.latency.keys() ^ other.latency.keys()):
         yield f"latency/{slug}.json: in the {'first' if slug in one.latency else 'second'} alone"
     for slug in sorted(one.latency.keys() & other.latency.keys()):

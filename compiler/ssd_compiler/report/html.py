@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from html import escape
 from typing import Any
 
@@ -38,11 +40,21 @@ _HEAD = (
 )
 
 
+def _own_table(bundle: Bundle) -> LatencyTable | None:
+    """The latencies of the device of the latest compile, else any; those of a base are from other devices."""
+    try:
+        device = json.loads(bundle.report or "{}").get("device")
+    except (ValueError, AttributeError):  # whoever made the bundle may have written anything
+        device = None
+    tables = list(bundle.latency.values())
+    return next((each for each in tables if asdict(each.device) == device), next(iter(tables), None))
+
+
 def html_report(bundle: Bundle) -> str:
     """Render a self-contained page with verdicts, masks, frontiers, advice by context, anchors and latencies."""
     model = bundle.model
     domains = bundle.domains
-    table = next(iter(bundle.latency.values()), None)
+    table = _own_table(bundle)
     summaries = [domain_summary(config, model.num_layers) for config in domains.values()]
     parts = [
         f"<h1>{escape(model.name)}</h1>",

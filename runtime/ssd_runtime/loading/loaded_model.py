@@ -17,6 +17,7 @@ from ssd_artifacts.fingerprint import (
     weight_hashes,
 )
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import printable
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.loading.checkpoints.folder import ADVICE, guarded_loading
 from ssd_runtime.loading.gguf.conversion import gguf_digest
@@ -92,6 +93,8 @@ class LoadedModel:
         """
         config = self.model.config
         source = self.source or source_of(self.model)
+        if not source.name.isprintable():
+            raise UserError(f"{printable(source.name)}: no bundle can name such a place; rename it, without odd spaces")
         if source.gguf is not None:
             digest = gguf_digest(source.gguf)
             hashes = WeightHashes(digest, digest)

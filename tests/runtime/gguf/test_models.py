@@ -18,6 +18,7 @@ from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model, packed_model
 from ssd_runtime.loading.models import load_model
+from ssd_runtime.loading.sources import find_model, find_packed
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
@@ -287,3 +288,15 @@ def test_a_dense_granite_4_without_recurrences_is_a_granite(tmp_path: Path) -> N
     index = GgufIndex.read(path)
     packed, _ = packed_model(index, gguf_config(index))
     assert packed.config.intermediate_size == inner
+
+
+def test_a_link_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the Hub's cache files are links, and what these lead to has no suffix."""
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    save_gguf(tmp_path / "model.gguf", tiny_model("llama", **SIZES), Type.Q8_0)
+    (tmp_path / "model.gguf").rename(tmp_path / "blob")
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "blob")
+    for find in (find_model, find_packed):
+        name = find(str(tmp_path / "model.gguf")).name
+        assert name == str(tmp_path / "model.gguf")
+        assert find(name)

@@ -54,6 +54,24 @@ def test_sixty_texts_have_the_ids_of_an_installed_llama_cpp(kind: str, tmp_path:
     assert differing(tokenizer, expected) <= APPROXIMATED.get(kind, set())
 
 
+def test_pieces_without_scores_merge_in_the_vocabularys_order(tmp_path: Path) -> None:
+    """Converters that know no scores write the same for all; SentencePiece's own fall with a piece's number."""
+    kind = "sentencepiece"
+    own, _ = tokenizer_of(tmp_path / "own.gguf", KINDS[kind])
+    flat = {**KINDS[kind], "tokenizer.ggml.scores": [-1000.0] * len(KINDS[kind]["tokenizer.ggml.tokens"])}
+    falling = [-float(number) for number in range(len(flat["tokenizer.ggml.tokens"]))]
+    expected, _ = tokenizer_of(tmp_path / "falling.gguf", {**flat, "tokenizer.ggml.scores": falling})
+    got, _ = tokenizer_of(tmp_path / "flat.gguf", flat)
+    assert not differing(got, {text: expected(text)["input_ids"] for text in TEXTS})
+    assert own("the")["input_ids"]
+
+
+def test_a_vocabulary_of_pairs_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.loading.gguf.tokenizer.MOST_MERGES", 9)
+    with pytest.raises(UserError, match="made of more than 9 pairs"):
+        tokenizer_of(tmp_path / "v.gguf", KINDS["sentencepiece"])
+
+
 def test_every_way_of_cutting_was_recorded() -> None:
     assert set(PRE_TOKENIZERS.values()) == {PRE_TOKENIZERS[name] for name in PRE_TOKENIZERS if name in RECORDED["ids"]}
     distinct = {tuple(map(tuple, RECORDED["ids"][kind])) for kind in KINDS}

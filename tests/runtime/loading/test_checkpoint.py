@@ -127,12 +127,21 @@ def test_what_changes_nothing_is_loaded(folder: Path, tmp_path: Path, case: str)
     assert torch.equal(model(ids).logits, load_model(str(folder)).model(ids).logits)
 
 
+def huge_header() -> bytes:
+    """The beginning of a file of a terabyte."""
+    header = json.dumps({"x": {"dtype": "F32", "shape": [1 << 38], "data_offsets": [0, 1 << 40]}}).encode()
+    return len(header).to_bytes(8, "little") + header
+
+
 def test_files_that_are_not_read_are_not_looked_at(folder: Path, tmp_path: Path) -> None:
     """A repository may hold its weights a second time, and shards of an earlier save."""
     right = copied(folder, tmp_path / "right", first_half, second_half)
     save_file({BIAS: torch.ones(32)}, right / "model-00001-of-00009.safetensors", {"format": "pt"})
-    shutil.copy(folder / SINGLE, right / "consolidated.safetensors")
-    load_model(str(right))
+    for other in ("consolidated", "value_head"):
+        shutil.copy(folder / SINGLE, right / f"{other}.safetensors")
+    (right / "draft.safetensors").write_bytes(huge_header())
+    alone = copied(folder, tmp_path / "alone", first_half, second_half)
+    assert load_model(str(right)).fingerprint(full=True).serves(load_model(str(alone)).fingerprint(full=True))
 
 
 QWEN_EYES = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32}
@@ -140,6 +149,7 @@ MISTRAL_EYES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads"
 WHOLES = {
     "qwen3.5": ("qwen3_5", QWEN_EYES),
     "ministral3": ("mistral3", {"model_type": "pixtral", "head_dim": 8, **MISTRAL_EYES}),
+    "gemma3": ("gemma3", {"model_type": "siglip_vision_model", **MISTRAL_EYES}),
     "gemma4-shared-keys": ("gemma4", {"head_dim": 8, "num_key_value_heads": 2, **MISTRAL_EYES}),
 }
 """Type and vision part of models that see, by their text part."""
@@ -151,7 +161,9 @@ def test_the_text_part_of_a_model_that_sees_is_loaded(folder: Path, tmp_path: Pa
     to, text = tmp_path / "model", tiny_model(variant, eos_token_id=2)
     shutil.copytree(folder, to)
     whole_type, eyes = WHOLES[variant]
-    parts = {"text_config": text.config.to_dict(), "vision_config": eyes}
+    # Large Gemma-4 models look at images in both directions, and at text in one.
+    ways = {"use_bidirectional_attention": "vision"} if whole_type == "gemma4" else {}
+    parts = {"text_config": {**text.config.to_dict(), **ways}, "vision_config": eyes}
     config = AutoConfig.for_model(whole_type, **parts, tie_word_embeddings=False)
     whole = AutoModelForImageTextToText.from_config(config)
     whole.model.language_model.load_state_dict(text.model.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.models import load_model
+from ssd_runtime.loading.sources import Source
 
 STRICT_TEMPLATE = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}x"
 
@@ -73,3 +75,9 @@ def test_what_generate_would_do_besides_is_known(loaded: LoadedModel) -> None:
     loaded.model.generation_config.update(no_repeat_ngram_size=3, repetition_penalty=1.05, num_beams=1)
     assert loaded.unsupported_settings == ("no_repeat_ngram_size",)
     assert loaded.repetition_penalty == 1.05
+
+
+def test_a_place_that_no_bundle_can_name_is_told(loaded: LoadedModel, folder: Path) -> None:
+    odd = replace(loaded, source=Source(folder, "/models/\u3000new"))
+    with pytest.raises(UserError, match="no bundle can name such a place"):
+        odd.fingerprint()

@@ -42,6 +42,8 @@ SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
 SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 NO_MERGE = (*SPECIAL, TokenType.USER_DEFINED, TokenType.BYTE, TokenType.UNUSED)
 """Types of tokens that text cannot become by merging pieces."""
+MOST_MERGES = 2_000_000
+"""Most pairs of pieces that make a piece: four times those of Gemma, which has 262,144 pieces."""
 LONGEST_PIECE = 256
 """Letters of a piece that is looked at in every way to merge it; SentencePiece makes pieces of 16 letters."""
 WITH_TOOLS = "tool_use"
@@ -179,7 +181,7 @@ def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary,
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
-            merges=_listed_merges(metadata) if listed else _merges(vocabulary, scores),
+            merges=_listed_merges(metadata) if listed else _merges(index, vocabulary, scores),
             unk_token=vocabulary.role("unknown"),
             fuse_unk=True,
             byte_fallback=True,
@@ -192,20 +194,26 @@ def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary,
     return tokenizer
 
 
-def _merges(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """The pairs of pieces that make a piece, those of the highest score first, as SentencePiece merges them."""
+def _merges(index: GgufIndex, vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+    """The pairs of pieces that make a piece, those of the highest score first, as SentencePiece merges them.
+
+    Pieces of the same score, which all are where a converter knew none, merge in the vocabulary's order. Raises
+    UserError for far more pairs than any vocabulary has.
+    """
     ids = {
         token: number
         for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind not in NO_MERGE and len(token) <= LONGEST_PIECE
     }
-    found = list[tuple[float, int, int]]()
+    found = list[tuple[float, int, int, int]]()
     for token, number in ids.items():
         for at in range(1, len(token)):
             left, right = ids.get(token[:at]), ids.get(token[at:])
             if left is not None and right is not None:
-                found.append((-scores[number], left, right))
-    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for _, left, right in sorted(found)]
+                found.append((-scores[number], number, left, right))
+        if len(found) > MOST_MERGES:
+            raise UserError(f"{index.path}: its pieces are made of more than {MOST_MERGES} pairs; {ADVICE}")
+    return [(vocabulary.tokens[left], vocabulary.tokens[right]) for *_, left, right in sorted(found)]
 
 
 def _add_specials(tokenizer: Tokenizer, vocabulary: Vocabulary, name: str) -> None:

@@ -166,7 +166,7 @@ def family_of(config: PreTrainedConfig) -> Family:
     family = FAMILIES.get(kind)
     if family is None:
         raise _refusal(f"a {kind} model is not supported")
-    if getattr(config, "use_bidirectional_attention", None):
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):  # that is of images alone
         raise _refusal("attention in both directions is not supported")
     if family.shared is not None and getattr(config, "num_local_experts", None) == 0:
         family = replace(family, mlp=family.shared, router=None, shared=None)
