@@ -29,6 +29,7 @@ INTERVALS = (16, 32, 64, 128)
 """CLaSp's verifications from one search to the next."""
 CONTEXTS = (2048, 4096, 7500)
 """Tokens of long prompts; SmolLM2's context ends at 8,192."""
+REAL_CONTEXTS = (2048, 8192)
 LATE = {
     "late-heads": "weak layers at the end, exit heads fitted after every layer of the first half",
     "late-few": "weak layers at the end, exit heads fitted after every tenth layer",
@@ -283,14 +284,17 @@ PARTS = (
         tokens=256,
         without_bundle=True,
     ),
-    Comparison(
-        name="qwen-context-2048",
-        title="1.5B, after 2,048 tokens",
-        bundle=QWEN,
-        contenders=("knapsack", "knapsack+warm_start=0"),
-        context=CONTEXTS[0],
-        count=1,
-        tokens=256,
+    *(
+        Comparison(
+            name=f"qwen-context-{context}",
+            title=f"1.5B, after {context:,} tokens",
+            bundle=QWEN,
+            contenders=("knapsack", "knapsack+warm_start=0"),
+            context=context,
+            count=1,
+            tokens=256,
+        )
+        for context in REAL_CONTEXTS
     ),
     Comparison(
         name="qwen-sampled",
