@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -89,14 +90,18 @@ def compile_(
         torch.set_num_threads(load.threads)
     patience = Patience(max_wait_seconds, search.coarse)
     compiled = partial(compile_bundle, settings, bundle.out.resolve(), bundle.resume, Reporter(), patience=patience)
-    with guard_memory("compiling", load.device or "this device"):
-        if cluster.ray is None:
-            written = compiled()
-        else:
-            with ray_cluster(cluster.ray):
-                from ssd_compiler.crew.ray_crew import RayCrew
+    try:
+        with guard_memory("compiling", load.device or "this device"):
+            if cluster.ray is None:
+                written = compiled()
+            else:
+                with ray_cluster(cluster.ray):
+                    from ssd_compiler.crew.ray_crew import RayCrew
 
-                written = compiled(make_crew=partial(RayCrew, workers=cluster.workers))
+                    written = compiled(make_crew=partial(RayCrew, workers=cluster.workers))
+    except KeyboardInterrupt:
+        print("note: what was finished is kept; the same command with --resume goes on from it", file=sys.stderr)
+        raise
     if bundle.as_json:
         assert written.report is not None, "a compile writes one"
         figures = json.loads(written.report)["domains"]

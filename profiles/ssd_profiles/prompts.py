@@ -13,6 +13,11 @@ from typing import Any
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 
+UNFINISHED = "\ufffd"
+"""The character that decoders emit for an incomplete one."""
+CHARACTER = 4
+"""Most tokens of a character that a vocabulary lacks: its bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -57,7 +62,8 @@ def read_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}:{number}: not JSON in UTF-8 ({error}); give one JSON object per line") from None
         if not isinstance(record, dict):
-            raise UserError(f"{path}:{number}: expected a JSON object, got {type(record).__name__}")
+            found = type(record).__name__
+            raise UserError(f"{path}:{number}: expected a JSON object, got {found}; give one JSON object per line")
         if not is_text(json.dumps(record, ensure_ascii=False)):
             raise UserError(f"{path}:{number}: holds half of a character (a lone surrogate); cut the text elsewhere")
         yield number, record

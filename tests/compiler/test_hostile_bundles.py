@@ -59,7 +59,7 @@ def test_a_card_shows_names_as_they_are_written() -> None:
 def test_a_stripped_bundle_differs_by_what_was_left_out() -> None:
     given = bundle()
     parts = [line.partition(":")[0] for line in differences(given, stripped(given))]
-    assert parts == ["further prompts for later domains", "successors"]
+    assert parts == ["further prompts for later domains", "successors", "report.json"]
 
 
 def test_bundles_that_differ_in_their_search_or_report_alone_differ() -> None:

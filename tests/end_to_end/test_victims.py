@@ -46,7 +46,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def attacks(strategy: str) -> Iterator[dict[str, Any]]:
     """The parameters that do their worst, beside all others at the lower and at the upper ends."""
     known = {each.name: each.metadata["bounds"] for each in fields(SETTINGS[strategy]) if "bounds" in each.metadata}
-    worst = {name: value for name, value in WORST.items() if name in known}
+    worst = {name: min(value, known[name][-1]) for name, value in WORST.items() if name in known}
     for end in (0, -1):
         yield {name: bounds[end] for name, bounds in known.items()} | worst
 

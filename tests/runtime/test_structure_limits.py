@@ -134,7 +134,7 @@ def test_what_cannot_be_honoured_is_refused_in_one_line() -> None:
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(StructureError, match=r"pip install 'ssd-decoding\[structured\]'"):
+    with pytest.raises(StructureError, match=r"pip install '.\[structured\]'"):
         Grammars(LOADED.tokenizer, VOCABULARY, ()).compiled(Structure("regex", "a"))
 
 

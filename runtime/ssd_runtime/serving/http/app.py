@@ -273,7 +273,10 @@ def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = Non
 
     def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException), "the handler of this kind of error"
-        what = f"{request.method} {request.url.path}: {error.detail.lower()}; see /v1/models, /v1/chat/completions"
+        paths = "/v1/models, /v1/chat/completions, /v1/completions and /v1/responses"
+        what = (
+            f"{request.method} {request.url.path}: {error.detail.lower()}; there are {paths} (a base_url ends in /v1)"
+        )
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         return handlers[ApiError](request, ApiError(error.status_code, what, code=code))
 
