@@ -130,7 +130,8 @@ KNN = (
         ),
         reason="programme alone and both, predicted in 100 evaluations: pairs that cancel look bad one by one, so the "
         "programme misses them; on diffuse redundancy both are within 2%, the programme ahead, because it then has all "
-        "evaluations; at 1.5B the programme ends by itself after 84 and 98, and refining adds 3% to 4%",
+        "evaluations; at 1.5B the programme ends by itself after 84 and 98, and refining adds 3% to 4%; the first 24 "
+        "of 96 have 99.7% (GSM8K) and 98.8% (HumanEval) of what all have, and 6 and 11 minutes follow",
         part="search-pairs,search-diffuse,qwen-search",
     ),
 )
