@@ -85,6 +85,8 @@ def test_pieces_add_up_to_the_text(kind: Kind, text: str, sizes: list[int], cut:
     text=st.text(LETTERS, max_size=40), stops=st.lists(st.text(LETTERS, min_size=1, max_size=3), min_size=1, max_size=2)
 )
 @example("go E EN x END more", ["END"])
+@example("😀😀😀", ["E"])
+@example("😀" * 12, ["E"])
 def test_an_answer_ends_before_its_first_stop_text(kind: Kind, text: str, stops: list[str]) -> None:
     """As soon as the whole text shows it, though the test looks at the last tokens alone."""
     written: list[str] = []

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from ssd_profiles.prompts import CHARACTER, UNFINISHED
 
 Decode = Callable[[list[int]], str]
+MOST_HELD = 64
+"""Most tokens that are held back because each ends within a character."""
 TAIL = 8
 """Earlier tokens that are decoded together with the new ones, so that the spacing between them is right."""
 
@@ -48,8 +50,12 @@ class TextStream:
         start, known = _end_of(self._decode, self._ids, self._done, TAIL)
         end = len(self._ids)
         least = max(self._done, end - most_open)
-        while (text := self._decode(self._ids[start:end])).endswith(UNFINISHED) and end > least:
+        whole = text = self._decode(self._ids[start:end])
+        while text.endswith(UNFINISHED) and end > least:
             end -= 1
+            text = self._decode(self._ids[start:end])
+        if not whole.startswith(text) and len(self._ids) - self._done <= MOST_HELD:
+            return ""  # tokens end one character and begin the next
         self._done = end
         return text[len(known) :]
 
