@@ -48,7 +48,7 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
 
 
 def _added_before(base: Bundle | None) -> dict[str, Any]:
-    """What a base's report says that it adds to its domains; empty if it says nothing that can be read."""
+    """The figures `added` in a base's report, by domain; empty without a report that can be read."""
     try:
         domains = json.loads(base.report or "")["domains"] if base is not None else []
         return {figures["domain"]: figures["added"] for figures in domains if "added" in figures}

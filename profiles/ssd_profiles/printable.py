@@ -8,6 +8,10 @@ from pydantic import AfterValidator, Field
 
 MAX_TEXT = 2048
 """Most characters of one text in a bundle: a file path, or the name of a model or a processor."""
+UNFINISHED = "\ufffd"
+"""The character that decoders of tokens show for one whose bytes are not complete."""
+CHARACTER = 4
+"""Most tokens of a character that a vocabulary lacks: its bytes."""
 
 
 def printable(text: str) -> str:

@@ -13,11 +13,6 @@ from typing import Any
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 
-UNFINISHED = "\ufffd"
-"""The character that decoders emit for an incomplete one."""
-CHARACTER = 4
-"""Most tokens of a character that a vocabulary lacks: its bytes."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

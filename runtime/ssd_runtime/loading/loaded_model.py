@@ -17,8 +17,8 @@ from ssd_artifacts.fingerprint import (
     weight_hashes,
 )
 from ssd_profiles.errors import UserError
-from ssd_profiles.printable import printable
-from ssd_profiles.prompts import CHARACTER, UNFINISHED, Prompt
+from ssd_profiles.printable import CHARACTER, UNFINISHED, printable
+from ssd_profiles.prompts import Prompt
 from ssd_runtime.loading.checkpoints.folder import ADVICE, guarded_loading
 from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.prompt_tokens import PromptTokens

@@ -40,12 +40,12 @@ def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str, sh
 
 
 def made_of(model: PreTrainedModel) -> tuple[object, ...]:
-    """What a decoder rests on besides what it follows: dtype, mode, `forward`, the angles' module and the layers.
+    """The parts of a model that a decoder takes as fixed: dtype, mode, `forward`, rotary embedding and layers.
 
-    Adapters are put inside of layers, and change nothing of this.
+    Adapters are put inside of layers, and change none of these.
     """
-    angles = getattr(model.model, "rotary_emb", None)
-    return model.dtype, model.training, vars(model).get("forward"), angles, *model.model.layers
+    rotary = getattr(model.model, "rotary_emb", None)
+    return model.dtype, model.training, vars(model).get("forward"), rotary, *model.model.layers
 
 
 def _taken_apart(

@@ -33,7 +33,7 @@ from tests.toy_tokenizers import KINDS as TOKENIZERS
 
 @dataclass(frozen=True)
 class Kind:
-    """How a kind of tokenizer writes text as ids, and ids as text."""
+    """A tokenizer's two directions: from text to ids, and from ids to text."""
 
     ids: Callable[[str], list[int]]
     text: Callable[[list[int]], str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ssd_profiles.prompts import CHARACTER, UNFINISHED
+from ssd_profiles.printable import CHARACTER, UNFINISHED
 
 Decode = Callable[[list[int]], str]
 MOST_HELD = 64

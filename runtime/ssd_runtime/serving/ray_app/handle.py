@@ -49,7 +49,7 @@ class ServedReplicas:
         return await self._told("metrics")
 
     async def _told(self, method: str) -> list[Any]:
-        """What replicas answer, without those that have died; nothing if one does not answer in time."""
+        """The answers of all replicas that are alive; empty if one does not answer in time."""
         try:
             told = await self._handle.broadcast(method).results_async(timeout_s=LOOK_SECONDS, return_exceptions=True)
         except Exception:  # no replica is there, or one is stalled, which Ray Serve soon replaces

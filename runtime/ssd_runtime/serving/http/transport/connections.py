@@ -23,8 +23,6 @@ FREE_PIECES = 1024
 """Pieces of a body, however small they are."""
 LEAST_PIECE = 64
 """Mean bytes of the pieces after those: each takes the event loop as much time as thousands of bytes do."""
-
-
 MOST_CONNECTIONS = 512
 """Connections at once: half of the 1,024 files that systems usually allow a process."""
 

@@ -23,7 +23,7 @@ IGNORED = ("truncation", "stream_options", "include", "top_logprobs", *IGNORED_S
 """Fields that change nothing here, unless they ask for log-probabilities."""
 STATEFUL = ("previous_response_id", "conversation", "background", "prompt", "max_tool_calls", "context_management")
 THOUGHT = {"role", "reasoning_content"}
-"""What a message of thoughts has before what follows them is added."""
+"""Fields of a message of thoughts, before the text or the calls that follow are added to it."""
 LOGPROBS = "message.output_text.logprobs"
 REASONS = {"length": "max_output_tokens"}
 

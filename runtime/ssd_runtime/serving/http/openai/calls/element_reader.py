@@ -42,7 +42,7 @@ class ElementReader(CallReader):
         self._closing = re.compile(loose(form.closing))
         self._last_word = "".join(call.after_value.split()[-1:])
         self._searched = 0
-        """Where the search for an element's last word goes on; earlier places were tried."""
+        """The first place in the held text at which an element's last word was not searched for yet."""
         self._state = "text"
         self._schemas: Mapping[str, Mapping[str, Any]] = {}
         self._arguments = 0
