@@ -184,7 +184,7 @@ def test_short_prompts_go_along_with_a_long_one_and_do_not_starve_it() -> None:
         beside = add(scheduler, [1, 2], Limits(400))
         scheduler.step()
         long, waited = add(scheduler, [9] * 400, Limits(2)), list[int]()
-        while not long.session.prefilled:
+        while not (long.session.prefilled or long.done):  # what has ended keeps no prefill
             short, began = add(scheduler, [3, 4, 5], Limits(2)), len(beside.session.ids)
             while not short.session.prefilled and not short.done:
                 scheduler.step()
