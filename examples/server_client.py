@@ -5,8 +5,9 @@ python examples/server_client.py --url http://127.0.0.1:8000/v1
 """
 
 import argparse
+import sys
 
-from openai import OpenAI
+from openai import APIConnectionError, OpenAI
 
 parser = argparse.ArgumentParser(description="A client of ssd-serve.")
 parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
@@ -15,7 +16,10 @@ parser.add_argument("--max-new-tokens", type=int, default=96)
 arguments = parser.parse_args()
 
 client = OpenAI(base_url=arguments.url, api_key=arguments.key)
-model = client.models.list().data[0].id
+try:
+    model = client.models.list().data[0].id
+except APIConnectionError:
+    sys.exit(f"error: no server at {arguments.url}; start it with: ssd-serve --model demo --port 8000")
 stream = client.chat.completions.create(
     model=model,
     messages=[{"role": "user", "content": "Why is the sky blue?"}],

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -105,10 +105,13 @@ def write_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def remember(path: Path, content: str) -> None:
-    """Write a cache file, ignoring failures: whatever is not cached is computed again."""
-    with suppress(OSError):
+def remember(path: Path, content: str) -> bool:
+    """Write a cache file. Returns False where that fails: whatever is not cached is computed again."""
+    try:
         write_atomically(path, content)
+    except OSError:
+        return False
+    return True
 
 
 def cache_folder() -> Path:

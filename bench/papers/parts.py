@@ -6,11 +6,22 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.fixtures.bundles import DIFFUSE, DOMAINS, FIVE, PLANTED05, QWEN, QWEN_FIVE, REFERENCE, SMALL, MadeBundle
+from bench.fixtures.bundles import (
+    DIFFUSE,
+    DOMAINS,
+    FIVE,
+    PLANTED05,
+    QWEN,
+    QWEN_FIVE,
+    QWEN_QUICK,
+    REFERENCE,
+    SMALL,
+    MadeBundle,
+)
 from bench.fixtures.prompts.prompt_files import POOLS, SPEC_BENCH, read_pool
 from bench.fixtures.prompts.streams import long_prompts, mixed_stream, write_stream
 from bench.harness.ledger import NAME, read_rows
@@ -305,3 +316,9 @@ PARTS = (
         temperature=1.0,
     ),
 )
+
+
+def quick_parts() -> list[Comparison]:
+    """The comparisons of the real model, but that of five domains, on a quarter of their prompts with one bundle."""
+    real = (part for part in PARTS if part.bundle.model == QWEN_QUICK.model and part.stream is None)
+    return [replace(part, bundle=QWEN_QUICK, count=max(1, part.count // 4)) for part in real]

@@ -13,7 +13,7 @@ from bench.harness.ledger import Row
 from bench.harness.outcomes import Outcome, outcome_of, read_outcomes
 from bench.papers.claims import CLAIMS
 from bench.papers.page import PAGE, page
-from bench.papers.parts import LATE, PARTS, Comparison
+from bench.papers.parts import LATE, PARTS, Comparison, quick_parts
 from bench.papers.scoreboard import Claim, Look, measured_once, verdict
 from ssd_runtime.planning.registry import check_strategy, read_settings
 from tests.folders import TEXTS, save_tiny_model
@@ -29,6 +29,15 @@ def test_every_comparison_names_strategies_and_parameters_that_there_are() -> No
             name, *assignments = contender.split("+")
             check_strategy(name, has_bundle=True)
             read_settings(name, assignments)
+
+
+def test_the_quick_mode_asks_the_same_contenders_of_one_bundle_on_fewer_prompts() -> None:
+    whole = {part.name: part for part in PARTS}
+    assert {"qwen", "qwen-domains", "qwen-clasp", "qwen-context-2048"} <= {part.name for part in quick_parts()}
+    for part in quick_parts():
+        assert part.names() == whole[part.name].names()
+        assert 1 <= part.count <= max(1, whole[part.name].count // 4)
+    assert len({part.bundle for part in quick_parts()}) == 1
 
 
 def test_the_committed_page_has_every_claim_with_its_figures() -> None:

@@ -83,6 +83,7 @@ def push_to_hub(folder: Path, reference: Reference, card: str, private: bool) ->
 def _download(reference: Reference, name: str, most: int) -> Path:
     """The path of a file in the client's cache, fetched if necessary."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     online = hub_reachable()
     with _hub_errors(reference):
@@ -90,7 +91,12 @@ def _download(reference: Reference, name: str, most: int) -> Path:
             size = get_hf_file_metadata(hf_hub_url(reference.name, name, revision=reference.revision)).size or 0
             if size > most:
                 raise UserError(f"{reference.text}: {name} has {size} bytes, {most} are expected; ask who pushed it")
-        path = hf_hub_download(reference.name, name, revision=reference.revision, local_files_only=not online)
+        try:
+            path = hf_hub_download(reference.name, name, revision=reference.revision, local_files_only=not online)
+        except LocalEntryNotFoundError:
+            raise UserError(
+                f"{reference.text}: the Hub cannot be reached, and {name} was not fetched before; check the network"
+            ) from None
     return Path(os.path.abspath(path))
 
 

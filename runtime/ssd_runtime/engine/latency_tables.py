@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.files import cache_folder
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.devices.memory import guard_memory
 from ssd_runtime.loading.draft_copies import make_copies
@@ -75,7 +76,10 @@ class LatencyTables:
                 "runs read the result"
             )
             table = self._sound_or_coarse(lambda: measure_latency(self._decoder, between=self._between))
-        keep_latency(self._decoder, self._model_key, table)
+        if not keep_latency(self._decoder, self._model_key, table):
+            self._say(
+                f"{cache_folder()} cannot be written, so every run measures anew; set SSD_CACHE to a folder that can be"
+            )
         return table
 
     @cached_property

@@ -145,10 +145,9 @@ def known_latency(decoder: Decoder, tables: Mapping[str, LatencyTable], model_ke
     return kept if broken_law(kept) is None else None
 
 
-def keep_latency(decoder: Decoder, model_key: str, table: LatencyTable) -> None:
-    """Keep this device's table in the user's cache, unless it breaks the law."""
-    if broken_law(table) is None:
-        remember(latency_path(decoder, model_key), table.to_json())
+def keep_latency(decoder: Decoder, model_key: str, table: LatencyTable) -> bool:
+    """Keep this device's table in the user's cache, unless it breaks the law. False if it cannot be written there."""
+    return broken_law(table) is not None or remember(latency_path(decoder, model_key), table.to_json())
 
 
 def bundled_latency(decoder: Decoder, tables: Mapping[str, LatencyTable]) -> LatencyTable | None:

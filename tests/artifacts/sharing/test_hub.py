@@ -144,4 +144,5 @@ def test_a_hub_that_is_not_there_is_one_line(saved: Path, tmp_path: Path) -> Non
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert PLACE in done.stderr
+    assert "the Hub cannot be reached, and manifest.yaml was not fetched before" in done.stderr
     assert not (saved / SIGNATURE).exists()

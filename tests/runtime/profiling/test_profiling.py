@@ -118,6 +118,20 @@ def test_a_busy_run_goes_on_with_coarse_latencies_and_keeps_none(
     assert said[2:] == [measuring]
 
 
+@pytest.mark.usefixtures("any_machine")
+def test_a_cache_that_cannot_be_written_is_told(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    occupied = tmp_path / "file"
+    occupied.touch()
+    monkeypatch.setenv("SSD_CACHE", str(occupied))
+    machine, said = StandInMachine(monkeypatch), list[str]()
+    assert_quiet(LatencyTables(decoder, None, KEY, "none", say=said.append).table, machine)
+    assert said[1:] == [
+        f"{occupied} cannot be written, so every run measures anew; set SSD_CACHE to a folder that can be"
+    ]
+
+
 @pytest.mark.parametrize(
     ("others", "threads", "kept"), [(0.4, 2, True), (1.4, 2, False), (1.4, 1, True), (1.9, 1, False)]
 )
