@@ -70,10 +70,11 @@ class AnchorSet:
             and bool(np.all(np.abs(self.center) <= LARGEST))
             and self._are_rows(self.features, np.float32, self.labels, width)
             and self._are_rows(self.others, np.float16, self.other_labels, width)
-            and len(self.features) > 0
+            and set(self.labels.tolist()) == set(range(len(self.domains)))
         )
         if not sound:
-            raise damaged(path, "anchors", f"expected float vectors of width {width} below {LARGEST:g} with labels")
+            expected = f"float vectors of width {width} below {LARGEST:g}, and labels of each domain"
+            raise damaged(path, "anchors", f"expected {expected}")
 
     def _are_rows(self, rows: NDArray[Any], dtype: DTypeLike, labels: NDArray[np.int64], width: int) -> bool:
         return (

@@ -198,4 +198,9 @@ def _read_latency(path: Path, num_layers: int) -> LatencyTable:
             f"{path}: layer_kinds: expected one for each of the model's {num_layers} layers, "
             f"got {len(table.layer_kinds)}; compile the bundle again"
         )
+    if table.device.slug() != path.stem:
+        raise UserError(
+            f"{path}: device: expected the file to be named {table.device.slug()}.json, as its device is; "
+            "compile the bundle again"
+        )
     return table

@@ -15,7 +15,7 @@ from ssd_profiles.printable import Printable
 
 MIXTURE = "mix"
 """Name of the domain that stands for all domains together."""
-MAX_FRONTIER, MAX_PROGRESS = 256, 4096
+MAX_FRONTIER, MAX_PROGRESS = 64, 4096
 MAX_CONCURRENCY = 256
 MAX_DRAFT = 64
 """Longest draft that a bundle may plan."""

@@ -46,7 +46,8 @@ class ExitSet:
     def _check(self, path: str, num_layers: int, width: int) -> None:
         count = len(self.layers)
         sound = (
-            all(1 <= layer < num_layers for layer in self.layers)
+            count > 0
+            and all(1 <= layer < num_layers for layer in self.layers)
             and list(self.layers) == sorted(set(self.layers))
             and is_tensor(self.weights, np.float16, count, width, width)
             and is_tensor(self.biases, np.float16, count, width)

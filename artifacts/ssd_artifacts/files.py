@@ -66,19 +66,22 @@ def new_folder(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.new."))
     os.chmod(temporary, 0o755)
+    moved: Path | None = None
     try:
         with _named(path):
             yield temporary
         if path.exists():
-            replaced = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            os.replace(path, replaced / path.name)
-            os.replace(temporary, path)
-            shutil.rmtree(replaced, ignore_errors=True)
-        else:
-            os.replace(temporary, path)
+            moved = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old.")) / path.name
+            os.replace(path, moved)
+        os.replace(temporary, path)
     except BaseException:
+        if moved is not None and moved.exists() and not path.exists():
+            os.replace(moved, path)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    finally:
+        if moved is not None:
+            shutil.rmtree(moved.parent, ignore_errors=True)
 
 
 def clear_leftovers(path: Path) -> None:

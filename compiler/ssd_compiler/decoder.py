@@ -8,7 +8,7 @@ from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.kernel_choice import SMALL_BYTES, fitted_decoder
+from ssd_runtime.profiling.kernel_choice import fitted_decoder, outgrows_cache
 
 
 def faithful_decoder(loaded: LoadedModel, settings: CompileSettings) -> Decoder:
@@ -20,5 +20,5 @@ def faithful_decoder(loaded: LoadedModel, settings: CompileSettings) -> Decoder:
 
 def add_copies(decoder: Decoder, settings: CompileSettings, reporter: Reporter) -> None:
     """Make the light copies of weights that masks may draft on, unless the model fits a processor's cache."""
-    if decoder.packed.used > SMALL_BYTES:
+    if outgrows_cache(decoder):
         make_copies(decoder, settings.draft_bits, reporter.note)

@@ -40,7 +40,7 @@ def validate_under_load(
 ) -> Confirmed:
     """Add to what was confirmed how it compares with plain decoding where so many prompts decode at once.
 
-    Prompts are repeated where there are fewer. Both ways decode in turn, from the same prefills. Raises RuntimeError if
+    Prompts are repeated where there are fewer. Both ways decode in turn, from the same prefills. Raises UserError if
     an output differs from plain decoding by more than a rounding tie: that is a defect of this program.
     """
     short = replace(limits, max_new_tokens=min(limits.max_new_tokens, MOST_TOKENS))

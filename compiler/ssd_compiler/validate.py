@@ -61,7 +61,7 @@ def validate(
 
     Everything is timed in turn, against plain decoding of the same engine. The measurement is repeated where its
     interval is wide, and the quickest time of each prompt counts then: what other programs take from one round they
-    seldom take from all. Raises RuntimeError if an output differs from plain decoding by more than a rounding tie:
+    seldom take from all. Raises UserError if an output differs from plain decoding by more than a rounding tie:
     that is a defect of this program.
     """
     options: dict[int, Option] = {}

@@ -293,6 +293,8 @@ class LatencyTable:
 
 MAX_POINTS = 64
 """Contexts, and numbers of query tokens, that a table may have."""
+MAX_KINDS = 32
+"""Kinds of mixers that a table may have. A mask is priced kind by kind."""
 _Name = Annotated[str, Field(max_length=64)]
 _Queries = Annotated[int, Field(ge=1, le=4096)]
 _Context = Annotated[int, Field(ge=0, le=1 << 30)]
@@ -310,7 +312,7 @@ class _TableFile(BaseModel):
     layer_kinds: tuple[_Name, ...] = Field(min_length=1)
     queries: list[_Queries] = Field(min_length=1, max_length=MAX_POINTS)
     contexts: list[_Context] = Field(min_length=1, max_length=MAX_POINTS)
-    attention: dict[_Name, list[list[_Seconds]]]
+    attention: dict[_Name, list[list[_Seconds]]] = Field(max_length=MAX_KINDS)
     mlp: list[_Seconds]
     head: list[_Seconds]
     overhead: list[_Overhead]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,7 @@ def many_domains(data: dict[str, Any]) -> None:
 
 
 SQUARE = np.zeros((2, WIDTH, WIDTH))
+NO_MAPS = np.zeros((0, WIDTH, WIDTH), np.float16)
 CASES: dict[str, tuple[Change, str]] = {
     # Tensors without dimensions, of other dtypes, shapes or values.
     "features 0-d": (tensors(ANCHORS, features=np.float32(1)), "anchors.*expected float vectors"),
@@ -140,6 +141,11 @@ CASES: dict[str, tuple[Change, str]] = {
         "anchors.*threshold",
     ),
     "exits behind a text": (exits_about("12"), "exits.*layers"),
+    "exits of no layers": (
+        lambda folder: (tensors(EXITS, weights=NO_MAPS, biases=NO_MAPS[:, 0])(folder), exits_about([])(folder)),
+        "exits.*expected float16 weights",
+    ),
+    "a domain without an anchor": (tensors(ANCHORS, labels=np.array([0, 0])), "anchors.*labels of each domain"),
     "an exit behind the last layer": (exits_about([1, 4]), "exits.*layers"),
     "anchors of a text": (anchors_about(domains="ab"), "anchors.*domains"),
     "anchors of an unknown domain": (anchors_about(domains=["one", "three"]), "anchors.*manifest"),
@@ -155,6 +161,11 @@ CASES: dict[str, tuple[Change, str]] = {
     # Latency tables.
     "a table nested deeply": (lambda folder: rewrite(folder, LATENCY, DEEP), "recursion"),
     "a table of too few layers": (table(layer_kinds=["full"] * 3), "layer_kinds.*4 layers.*got 3"),
+    "a table of another device than its name": (
+        table(device=asdict(DEVICE) | {"threads": 3}),
+        "expected the file to be named",
+    ),
+    "a table of a hundred kinds": (table(attention={f"k{n}": [[1e-3]] for n in range(100)}), "attention: .*at most 32"),
     "a table of a million contexts": (table(contexts=list(range(300_000))), "contexts"),
     "a table that is larger than a table": (lambda folder: rewrite(folder, LATENCY, " " * (5 << 20)), "at most 4 MiB"),
     "a table of a million sequences": (table(sequences=list(range(2, 300_000))), "sequences"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,24 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with new_folder(path) as folder:
         (folder / "a").write_text("whole")
     assert (path / "a").read_text() == "whole"
+
+
+def test_a_folder_that_is_not_replaced_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes when the old folder has been moved away and the new one is not yet in its place."""
+    path, replace = tmp_path / "folder", os.replace
+    path.mkdir()
+    (path / "a").write_text("old")
+
+    def interrupted(source: Path, target: Path) -> None:
+        if ".new." in source.name:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_folder(path) as folder:
+        (folder / "a").write_text("new")
+    assert (path / "a").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_full_disk_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

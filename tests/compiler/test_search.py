@@ -117,12 +117,28 @@ def test_no_time_at_all_still_gives_a_frontier(reference: ReferenceStates) -> No
     assert len(result.frontier) == 1
 
 
+def test_the_largest_seed_serves_all_rounds(reference: ReferenceStates) -> None:
+    some = evaluator(reference, 60)
+    some.rate(SubLayerPlan.of(8, {0}), "start")
+    optimise(some, seed=2**32 - 1)
+    assert len(some.rated) > 20
+
+
+def test_every_few_rows_are_some_of_each_group(reference: ReferenceStates) -> None:
+    longest = max(group.end - group.begin for group in reference.groups)
+    for step in (1, 3, 2 * longest, 100 * longest):
+        picked = reference.every(step)
+        assert {id(group.cache) for group in picked.groups} == {id(group.cache) for group in reference.groups}
+        assert len(picked) >= len(reference) // step
+
+
+@pytest.mark.parametrize("method", ["both", "knapsack"])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_models_of_one_or_two_layers(layers: int) -> None:
+def test_models_of_one_or_two_layers(layers: int, method: SearchMethod) -> None:
     decoder = Decoder(tiny_model("llama", num_hidden_layers=layers))
     found = continue_prompts(decoder, [[1, 2, 3]], 9, frozenset(), lambda: None)
     own = reference_states(decoder, samples_of(found, "test"))
-    bounds = SearchBounds(12, float("inf"), 0, 8)
+    bounds = SearchBounds(12, float("inf"), 0, 8, method)
     result = search(decoder, own, latency_table(layers), 20, bounds, lambda: None, lambda *_: None)
     assert all(entry.mask.strip("0") for entry in result.frontier)
 

@@ -42,8 +42,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "rivers.jsonl").write_text("\n".join(lines))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSD_CACHE", str(folder / "cache"))
-        for module in ("ssd_compiler.decoder", "ssd_runtime.engine.latency_tables"):
-            patch.setattr(f"{module}.SMALL_BYTES", 0)
+        patch.setattr("ssd_runtime.profiling.kernel_choice.SMALL_BYTES", 0)
         # Steps of tiny models take the same time in every precision, and most of it outside their blocks, so that what
         # the search finds would be chance.
         patch.setattr("ssd_compiler.stages.measure_latency", latencies)
@@ -67,20 +66,21 @@ def costs(decoder: Decoder) -> dict[int, LightCosts]:
     return {bits: table.light[bits] for bits in decoder.light.bits}
 
 
-def compiled(room: Path, bits: DraftBits) -> tuple[Path, str]:
+def compiled(room: Path, bits: DraftBits, dtype: str | None = None) -> tuple[Path, str]:
     said = io.StringIO()
     settings = CompileSettings(
         model=str(room / "model"),
         domains=(),
         domain_files=(("rivers", str(room / "rivers.jsonl")),),
         device="cpu",
+        dtype=dtype,
         draft_bits=bits,
         evaluations=24,
         search_prompts=4,
         validation_prompts=3,
         max_new_tokens=24,
     )
-    out = room / f"bundle-{bits}"
+    out = room / f"bundle-{bits}-{dtype}"
     compile_bundle(settings, out, False, Reporter(Console(file=said, width=200)))
     return out, said.getvalue()
 
@@ -121,6 +121,13 @@ def test_decoding_with_it_is_plain_decoding(room: Path, mixed: tuple[Path, str],
     got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40, parameters=parameters))
     assert [each.generation.token_ids for each in got] == [each.generation.token_ids for each in plain]
     assert engine.decoder.light.bits == (8, 4), "the copies that the bundle's masks ask for"
+
+
+def test_a_model_of_16_bits_has_light_masks_too(room: Path) -> None:
+    """Its weights are in no packed copies: our own code reads them where they are."""
+    out, _ = compiled(room, "auto", "bf16")
+    [config] = Bundle.load(out).domains.values()
+    assert any(entry.sub_layer_plan(LAYERS).light for entry in config.frontier)
 
 
 def test_without_copies_a_bundle_is_what_it_was(room: Path) -> None:

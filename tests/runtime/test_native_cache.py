@@ -110,6 +110,22 @@ def test_what_this_user_has_compiled_is_loaded(folder: Path, planted: Path) -> N
     assert planted.exists()
 
 
+def test_a_compiler_may_come_with_arguments(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", f"/usr/bin/env {os.environ['CC']}")
+    assert library.__wrapped__() is not None
+
+
+def test_where_the_cache_cannot_be_written_code_is_compiled_for_this_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSD_CACHE", "/proc/nowhere")
+    found = library.__wrapped__()
+    assert found is not None
+    assert found.note is not None
+    assert "/proc/nowhere/native" in found.note
+    assert "set SSD_CACHE" in found.note
+
+
 def test_folder_and_file_are_private_whatever_the_process_allows_others(folder: Path) -> None:
     before = os.umask(0)
     try:

@@ -225,6 +225,18 @@ def test_drafts_on_keys_of_8_bits_give_plain_decodings_tokens(
     assert drafted > 0
 
 
+@pytest.mark.parametrize("variant", ["lfm2", "qwen3.5", "granite-hybrid"])
+def test_hybrids_keep_keys_of_8_bits_too(variant: str, code: str, tmp_path: Path) -> None:
+    if code == "aten":
+        pytest.skip("only our own attention reads them")
+    packed, _, _ = quantised_pair(tmp_path, variant, Type.Q8_0)
+    decoder, ids = Decoder(packed, kv_bits=8), list(range(3, 40))
+    require_faithful(decoder)
+    plain = generate(Session(decoder), ids, PlainPlanner(), LIMITS).token_ids
+    plan = Plan.masked("test", SubLayerPlan.of(4, {2, 5}), 4)
+    assert generate(Session(decoder), ids, ConstantPlanner(plan), LIMITS).token_ids == plain
+
+
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q6_K], ids=lambda kind: kind.name)
 def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tokens(
     kind: Type, code: str, tmp_path: Path

@@ -52,6 +52,8 @@ def receive(reference: Reference, out: Path | None = None) -> Path:
             try:
                 _fetch(reference, revision, temporary)
                 Bundle.load(temporary)
+                if reference.kind == "archive" and _revision(reference) != revision:
+                    raise UserError(f"{reference.text}: changed while it was unpacked; give it again")
             except UserError as error:
                 raise UserError(str(error).replace(str(temporary), reference.text)) from None
             received = datetime.now(UTC).isoformat(timespec="seconds")

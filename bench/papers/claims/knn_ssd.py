@@ -122,7 +122,8 @@ KNN = (
             )
             + f"; 1.5B: {look.number('programme at 1.5B'):.2f} and {look.number('both at 1.5B'):.2f}; on GSM8K both "
             f"{look.number('both of 100 on GSM8K'):.2f}, in 400 {look.number('both of 400 on GSM8K'):.2f}, "
-            f"Bayesian optimisation alone {look.number('Bayesian on GSM8K'):.2f}"
+            f"Bayesian optimisation alone {look.number('Bayesian on GSM8K'):.2f}; on HumanEval both "
+            f"{look.number('both of 100 on HumanEval'):.2f}, in 400 {look.number('both of 400 on HumanEval'):.2f}"
         ),
         holds=(
             lambda look: look.number("both on pairs") >= 1.05 * look.number("programme on pairs"),
@@ -131,7 +132,8 @@ KNN = (
         reason="programme alone and both, predicted in 100 evaluations: pairs that cancel look bad one by one, so the "
         "programme misses them; on diffuse redundancy both are within 2%, the programme ahead, because it then has all "
         "evaluations; at 1.5B the programme ends by itself after 84 and 98, and refining adds 3% to 4%; the first 24 "
-        "of 96 have 99.7% (GSM8K) and 98.8% (HumanEval) of what all have, and 6 and 11 minutes follow",
-        part="search-pairs,search-diffuse,qwen-search",
+        "of 96 have 99.7% (GSM8K) and 98.8% (HumanEval) of what all have, and 6 and 11 minutes follow; a search of 400 "
+        "on HumanEval ends by itself after 228 and 14 minutes, and the best is the 109th",
+        part="search-pairs,search-diffuse,qwen-search,qwen-search-400",
     ),
 )

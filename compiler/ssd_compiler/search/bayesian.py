@@ -22,7 +22,8 @@ LONGEST = 6
 """Most sub-layers in a row that are skipped or kept together: three layers."""
 VAIN_ROUNDS = 3
 """Rounds without an improvement after which the search ends."""
-
+SEEDS = 2**32
+"""Number of seeds that scikit-learn takes."""
 
 Group = frozenset[int]
 """Sub-layers that one variable changes together; 2L is the head."""
@@ -90,7 +91,7 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
         if not space.variables:
             break
         tried.update(space.variables)
-        found += _round(evaluator, space, seed + len(found), origin)
+        found += _round(evaluator, space, (seed + len(found)) % SEEDS, origin)
         vain = 0 if evaluator.best().speedup > before else vain + 1
     return found
 

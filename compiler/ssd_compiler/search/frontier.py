@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ssd_compiler.search.evaluate import Rated
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
@@ -28,7 +31,8 @@ def select_frontier(rated: list[Rated], latency: LatencyTable, context: int, max
     context lengths up to `max_context`. The result is ordered by the number of skipped sub-layers.
     """
     kept = [one for one in rated if one.complete and not one.mask.is_plain]
-    undominated = [one for one in kept if not any(_dominates(other, one) for other in kept)]
+    figures = np.array([(*_lightness(one.mask), one.option.entry.profile.token_agreement) for one in kept])
+    undominated = [one for one, mine in zip(kept, figures, strict=True) if not _is_dominated(mine, figures)]
     lengths = (context, *(length for length in FRONTIER_CONTEXTS if length <= max_context))
     orders = [sorted(undominated, key=lambda one: -_speed_at(one, latency, length)) for length in lengths]
     if any(one.mask.light for one in undominated):
@@ -56,10 +60,9 @@ def _speed_at(rated: Rated, latency: LatencyTable, context: int) -> float:
     return option.tokens_per_second if option is not None else 0.0
 
 
-def _dominates(one: Rated, other: Rated) -> bool:
-    mine = (*_lightness(one.mask), one.option.entry.profile.token_agreement)
-    theirs = (*_lightness(other.mask), other.option.entry.profile.token_agreement)
-    return all(a >= b for a, b in zip(mine, theirs, strict=True)) and mine != theirs
+def _is_dominated(mine: NDArray[np.float64], figures: NDArray[np.float64]) -> bool:
+    """Whether any row of `figures` [masks, figures] is at least as good as `mine` in all, and better in one."""
+    return bool(np.any(np.all(figures >= mine, axis=1) & np.any(figures > mine, axis=1)))
 
 
 def _lightness(mask: SubLayerPlan) -> list[int]:

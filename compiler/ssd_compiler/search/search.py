@@ -118,6 +118,8 @@ def search(
         optimise(evaluator, bounds.seed)
     else:
         forwards = _rate_first(evaluator, bounds)
+    if not evaluator.rated:
+        evaluator.rate(next(uniform_masks(layers)), "uniform")
     best = evaluator.best()
     worthwhile = best.speedup >= WORTHWHILE
     announce(_oracle_speedup(evaluator), best.speedup, worthwhile)
@@ -172,8 +174,6 @@ def _rate_first(evaluator: Evaluator, bounds: SearchBounds) -> float:
     evaluator.deadline = evaluator.began + seconds
     forwards = _rate_knapsack(evaluator, KNAPSACK_SHARE * first, KNAPSACK_SHARE * seconds)
     layers = evaluator.decoder.shape.num_layers
-    if not evaluator.rated:
-        evaluator.rate(next(uniform_masks(layers)), "uniform")
     evaluator.rate_all(with_light(uniform_masks(layers), evaluator.usual), "uniform")
     evaluator.most, evaluator.deadline = whole
     return forwards

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import DECODING_REMEDY, gib, guard_memory
@@ -23,7 +25,8 @@ class Job(Generic[T]):
 
     session: Session
     work: Work[T]
-    prompt: Sequence[int]
+    prompt: NDArray[np.int64]
+    """Token ids [n]. Each step compares those of waiting jobs with what is known, hence an array."""
     request: ModelRequest | None = None
     """The latest request; None before the job runs."""
     result: T | None = None

@@ -13,7 +13,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.devices.memory import guard_memory
 from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.kernel_choice import SMALL_BYTES
+from ssd_runtime.profiling.kernel_choice import outgrows_cache
 from ssd_runtime.profiling.latency import (
     FIRST_QUERIES,
     BusyMachineError,
@@ -132,10 +132,7 @@ class LatencyTables:
 
         Models that fit a processor's cache get no copies, because reading weights is not what their steps wait for.
         """
-        held = self._decoder.packed.used + self._decoder.projections.native_bytes
-        if not self._decoder.light.kernels and held <= SMALL_BYTES:
-            return None
-        if not self.lighten():
+        if not (self._decoder.light.kernels or outgrows_cache(self._decoder)) or not self.lighten():
             return None
         return self._sound_or_coarse(lambda: with_light(self.table, self._decoder, self._model_key, self._between))
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from ssd_profiles.errors import UserError
@@ -104,7 +105,7 @@ class Scheduler:
 
     def add(self, session: Session, work: Work[T], prompt: Sequence[int]) -> Job[T]:
         """Queue the work of a sequence that begins with the tokens of `prompt`."""
-        job = Job(session, work, prompt)
+        job = Job(session, work, np.asarray(prompt, np.int64))
         self._waiting.append(job)
         return job
 

@@ -162,9 +162,10 @@ class Decoder:
 
     @property
     def kernels(self) -> str:
-        """The kernels of the projections, how keys are held and where layers run if that changes the time of steps."""
+        """The kernels of the projections, and what else changes the time of steps: how keys are held, and where."""
         held = ", 8-bit keys and values" if self.kv_layout.quantised else ""
-        return f"{self.projections.kernels}{held}{self._placement}"
+        apart = ", row by row" if self.sublayers.by_row else ""
+        return f"{self.projections.kernels}{held}{apart}{self._placement}"
 
     @property
     def rounding(self) -> torch.dtype:
@@ -175,6 +176,11 @@ class Decoder:
     def has_attention_cap(self) -> bool:
         """Whether scores of attention are soft-capped, or have sinks."""
         return self._cap is not None or self.family.sinks
+
+    @property
+    def holds_scores(self) -> bool:
+        """Whether attention holds the scores of all heads at once, for lack of a fused kernel with caps and sinks."""
+        return self.has_attention_cap and not self.sublayers.are_native
 
     @property
     def _placement(self) -> str:

@@ -53,6 +53,11 @@ def fitted_decoder(
     return decoder
 
 
+def outgrows_cache(decoder: Decoder) -> bool:
+    """Whether a model's weights are more than a processor's cache holds, so that steps wait for reading them."""
+    return decoder.packed.used + decoder.projections.native_bytes > SMALL_BYTES
+
+
 @torch.inference_mode()
 def measured(decoder: Decoder) -> tuple[list[bool], bool]:
     """Measure for each of `ROWS` whether packed copies should serve, and whether the machine was steady.

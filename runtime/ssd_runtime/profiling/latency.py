@@ -35,7 +35,7 @@ VARIED = 4
 """Number of inputs with which a mixture's MLP blocks are timed in turn, so that its experts do not stay in a cache."""
 FAR = 2048
 """A context at which the cost of attention is visible."""
-ENGINE = 10
+ENGINE = 11
 """Version of the decoder's speed and of its measurement; tables of older versions are measured again."""
 MAX_ROUNDS = 9
 STEPS_PER_ROUND = 3
@@ -201,7 +201,7 @@ class _Bench:
         chosen: list[int] = []
         spent = 0.0
         for context in wanted[:1] + far + others:
-            self.cache.reserve(context + max(self.queries))
+            self._reserve(context)
             passes = [self._attention(context, n, layers) for layers in self.kinds.values() for n in self.queries]
             cost = sum(self.timer(work) for work in passes)
             # The time of all rounds decides, so that a slow context is tried once at most.
@@ -211,15 +211,22 @@ class _Bench:
             spent += cost * MIN_SAMPLES
         if not chosen:
             chosen = [max(1, room)]
-            self.cache.reserve(chosen[0] + max(self.queries))
+            self._reserve(chosen[0])
         return sorted(chosen)
+
+    def _reserve(self, context: int) -> None:
+        """Make room for a context and the rows after it, and write all of it.
+
+        Memory that was never written is one page of zeros, which a processor reads from its cache. And over keys that
+        are no numbers, all rows of a mixture choose the same experts.
+        """
+        self.cache.reserve(context + max(self.queries))
+        for memory in self.cache.pool.storage:
+            memory.zero_()
 
     def works(self, contexts: list[int]) -> tuple[list[Timed], list[Timed]]:
         """The parts of a step to measure, and the whole steps, each after a plain one."""
         base = contexts[base_of(contexts)]
-        if self.decoder.family.router is not None:
-            for memory in self.cache.pool.storage:  # over keys that are no numbers, all rows choose the same experts
-                memory.zero_()
         parts: list[Timed] = []
         for n in self.queries:
             parts += [

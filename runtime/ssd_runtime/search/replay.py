@@ -63,8 +63,12 @@ class ReferenceStates:
         return ReferenceStates([x[rows] for x in self.states], self.targets[rows], kept)
 
     def every(self, step: int) -> ReferenceStates:
-        """The states of every `step`-th row, each as a group of its own: fewer tokens, from all sequences."""
-        picked = [(group, row) for group in self.groups for row in range(group.begin + step // 2, group.end, step)]
+        """The states of every `step`-th row, at least one of each group, and each as a group of its own."""
+        picked = [
+            (group, row)
+            for group in self.groups
+            for row in range(group.begin + min(step, group.end - group.begin) // 2, group.end, step)
+        ]
         rows = to_device([row for _, row in picked], self.targets.device)
         groups = [
             RowGroup(cache=group.cache, start=group.start + row - group.begin, begin=place, end=place + 1)

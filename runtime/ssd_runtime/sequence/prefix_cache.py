@@ -106,13 +106,13 @@ class PrefixCache:
         """End the loan of a sequence's prompt, whose keys are about to change or to be released."""
         self._lent = [each for each in self._lent if each.cache is not cache]
 
-    def longest(self, ids: Sequence[int], long: bool, version: int, owner: str = "") -> tuple[Prefix, int] | None:
+    def longest(self, ids: NDArray[np.int64], long: bool, version: int, owner: str = "") -> tuple[Prefix, int] | None:
         """The owner's prefix with the most tokens in common with a prompt, and their number; None without any.
 
         At least one token of the prompt is left to run. `long` is the prompt's side of longrope's switch, whose sides
         differ in angles.
         """
-        wanted = np.asarray(ids[:-1], np.int64)
+        wanted = ids[:-1]
         start = _start(wanted)
         usable = [
             each
@@ -162,11 +162,11 @@ class PrefixCache:
         prefix.cache.release()
 
 
-def shared_tokens(ids: Sequence[int], other: Sequence[int]) -> int:
+def shared_tokens(ids: NDArray[np.int64], other: NDArray[np.int64]) -> int:
     """Number of common leading tokens of two prompts, in whole blocks; at least one token of `ids` is left."""
-    if list(ids[:BLOCK]) != list(other[:BLOCK]):
+    if _start(ids) != _start(other):
         return 0
-    return _same(np.asarray(ids[:-1], np.int64), np.asarray(other, np.int64)) // BLOCK * BLOCK
+    return _same(ids[:-1], other) // BLOCK * BLOCK
 
 
 def _same(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:

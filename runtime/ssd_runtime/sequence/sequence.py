@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_runtime.devices.clock import queues_work
@@ -109,13 +109,13 @@ class TokenSequence:
             # A view would keep the rows of all sequences of the forward in memory.
             self._states.add(take_rows(states, rows) if rows is not None else states[: len(ids)].clone())
 
-    def known_prefix(self, ids: Sequence[int]) -> tuple[Prefix, int] | None:
+    def known_prefix(self, ids: NDArray[np.int64]) -> tuple[Prefix, int] | None:
         """The kept prefix with the most tokens in common with a prompt, and their number; None without any."""
         if self._prefixes is None:
             return None
         return self._prefixes.longest(ids, self._is_long(len(ids)), self._version, self._owner)
 
-    def awaits(self, ids: Sequence[int], running: TokenSequence, prompt: Sequence[int]) -> bool:
+    def awaits(self, ids: NDArray[np.int64], running: TokenSequence, prompt: NDArray[np.int64]) -> bool:
         """Whether a new prompt should wait for a running sequence to run its own `prompt`.
 
         It should if it can then copy more tokens from that than from any prefix that is known now.
@@ -132,7 +132,7 @@ class TokenSequence:
 
     def _reuse(self, ids: list[int]) -> Prefix | None:
         """Take over the keys of the longest known prefix of a prompt, whose states are still to be resumed."""
-        found = self.known_prefix(ids)
+        found = self.known_prefix(np.asarray(ids, np.int64))
         if self._prefixes is None or found is None:
             return None
         prefix, tokens = found

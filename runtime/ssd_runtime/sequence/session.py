@@ -33,7 +33,8 @@ POOL_ROOM = 256
 """Most new tokens for which a sequence of a pool reserves memory beforehand, since others wait for the room."""
 MAX_BIAS_BYTES = 128 << 20
 """Largest bias of a chunk's attention. It grows with the context, so longer prompts run in smaller chunks."""
-
+MAX_SCORES = 1 << 27
+"""Most scores of a chunk's attention where those of all heads are held, in fp32 and several times."""
 FEW_BEHIND = 16
 """Committed tokens that the MTP layer runs as a whole with the pending one, reading its weights once. Of those before
 it writes the keys alone."""
@@ -125,6 +126,8 @@ class Session(TokenSequence):
         self.cache.mark(total)
         if self._prefixes is not None:
             self.cache.mark(border)
+            # Marks of a conversation's earlier prompts would stay in memory, with all states at each.
+            self.cache.forget_marks({self.reused or len(known), border, total})
             self._prefixes.lend(
                 ids=ids, cache=self.cache, states=self._states.copy(), version=self._version, owner=self._owner
             )
@@ -355,9 +358,12 @@ class Session(TokenSequence):
     def _chunk_end(self) -> int:
         """The token after the last of a prompt's next forward.
 
-        That has whole blocks, few enough for a bias of bounded size, or ends where states are to be kept.
+        That has whole blocks, few enough for bias and scores of bounded size, or ends where states are to be kept.
         """
-        fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * (self.committed + PREFILL_CHUNK))
+        keys = self.committed + PREFILL_CHUNK
+        fitting = MAX_BIAS_BYTES // (self.decoder.dtype.itemsize * keys)
+        if self.decoder.holds_scores:
+            fitting = min(fitting, MAX_SCORES // (self.decoder.shape.heads * keys))
         # Tokens that are computed again leave room for those that searches look back to.
         rows = min(self.chunk, fitting, PREFILL_CHUNK + LOOKBACK - self.cache.lookback)
         end = self.committed + max(BLOCK, rows // BLOCK * BLOCK)

@@ -8,6 +8,7 @@ import shutil
 import stat
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,25 @@ def test_a_member_that_promises_more_than_there_is_is_refused(archive: Path, tmp
 def test_nothing_may_stand_after_the_end(archive: Path, tmp_path: Path, tail: bytes) -> None:
     archive.write_bytes(archive.read_bytes() + tail)
     refused(archive, tmp_path)
+
+
+def test_an_archive_that_changes_while_it_is_unpacked_is_not_kept(
+    archive: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the cache would hold another archive's bundle under the digest of this one."""
+    before = archive.read_bytes()
+
+    def replaced(path: Path, folder: Path) -> None:
+        replace(bundle(), created="2001-01-01T00:00:00+00:00").save(saved)
+        pack(saved, path)
+        unpack(path, folder)
+
+    monkeypatch.setattr("ssd_artifacts.sharing.receiving.unpack", replaced)
+    with pytest.raises(UserError, match="changed while it was unpacked"):
+        open_bundle(archive)
+    monkeypatch.undo()
+    archive.write_bytes(before)
+    assert open_bundle(archive).bundle.created == bundle().created
 
 
 def test_an_archive_is_a_bundle_from_elsewhere(archive: Path, saved: Path, tmp_path: Path) -> None:

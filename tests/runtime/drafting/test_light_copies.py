@@ -138,7 +138,7 @@ def test_auto_copies_no_weights_that_fit_the_processors_cache(
     engine = Engine(loaded)
     assert engine._tables.light_table is None
     assert engine.decoder.light.kernels == ""
-    monkeypatch.setattr("ssd_runtime.engine.latency_tables.SMALL_BYTES", 0)
+    monkeypatch.setattr("ssd_runtime.profiling.kernel_choice.SMALL_BYTES", 0)
     larger = Engine(loaded)
     priced = larger._tables.light_table
     assert larger.decoder.light.kernels

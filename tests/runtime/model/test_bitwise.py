@@ -19,10 +19,12 @@ from ssd_runtime.loading.checks.bitwise import probe, require_bitwise
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers.attention import attend_by_row
+from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.model.sublayers.sublayers import KEY_BLOCK
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
 from tests.gguf_files import quantised_pair
 from tests.models import FIRST, tiny_model
@@ -112,6 +114,23 @@ def test_packed_weights_are_too(kind: Type, tmp_path: Path) -> None:
     plain = probe(decoder, 1)
     for rows in (2, 5, 16):
         assert torch.equal(probe(decoder, rows), plain), rows
+
+
+@pytest.mark.parametrize("variant", ["lfm2", "qwen3.5", "granite-hybrid", "falcon-h1"])
+def test_packed_hybrids_are_too(variant: str, tmp_path: Path) -> None:
+    """Some layers' attention is our own code's then, and mixers with a state stand for it in the others."""
+    require_bitwise(Decoder(quantised_pair(tmp_path, variant, Type.Q8_0)[0], bitwise=True))
+
+
+def test_attention_that_our_own_code_serves_in_some_layers_runs_row_by_row_in_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, of = iter([True, False, True, True] * 3), NativeAttention.of
+    monkeypatch.setattr(NativeAttention, "of", lambda *given: of(*given) if next(served) else None)
+    decoder = Decoder(quantised_pair(tmp_path, "llama", Type.Q8_0)[0], bitwise=True)
+    assert decoder.sublayers.by_row
+    require_bitwise(decoder)
+    assert device_key(decoder).slug() != device_key(Decoder(decoder.model)).slug(), "it takes another time"
 
 
 @pytest.mark.parametrize(

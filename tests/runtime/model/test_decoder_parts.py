@@ -239,3 +239,20 @@ def test_attention_is_the_softmax_of_its_scores(rows: int, cap: float | None) ->
     scores = capped(queries @ each[0].transpose(1, 2) * 0.3, cap).masked_fill(~visible, float("-inf"))
     torch.testing.assert_close(got, scores.softmax(-1) @ each[1])
     assert bias.numel() == rows * keys * (1 if rows > GROUPED_ROWS else heads // kv_heads)
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2"])
+def test_chunks_of_a_prompt_are_few_enough_for_the_scores_that_are_held(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssd_runtime.sequence.session.MAX_SCORES", 1 << 21)
+    decoder = Decoder(tiny_model(variant, max_position_embeddings=4096))
+    session, scores, run = Session(decoder), list[int](), decoder.run
+
+    def running(x: torch.Tensor, *given: object, **named: object) -> torch.Tensor:
+        scores.append(len(x) * decoder.shape.heads * (session.committed + len(x)))
+        return run(x, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(decoder, "run", running)
+    session.prefill([5 + i % 40 for i in range(1500)])
+    assert (max(scores) < 1 << 21) == (variant == "gemma2"), "a fused kernel holds none"

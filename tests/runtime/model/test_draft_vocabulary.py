@@ -52,6 +52,17 @@ def test_what_is_scored_is_what_the_whole_head_scores(texts: list[list[int]], si
             assert token >= size or finite[token]
 
 
+@torch.inference_mode()
+def test_a_cap_leaves_tokens_that_are_not_scored_at_minus_infinity(
+    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder.head, "draft_vocabulary", DraftVocabulary(256, FREQUENT, SEEN))
+    monkeypatch.setattr(decoder.head, "_cap", 5.0)
+    scored = decoder.head(torch.randn(2, decoder.shape.hidden), drafting=True)
+    assert (scored[:, FREQUENT:] == -torch.inf).all()
+    assert (scored[:, :FREQUENT].abs() < 5.0).all()
+
+
 def test_the_whole_head_serves_where_too_little_of_the_text_is_covered() -> None:
     weight = Native.of8(torch.ones(256, 32, dtype=torch.int8), torch.ones(256, 1))
     vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), [weight]

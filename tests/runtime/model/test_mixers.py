@@ -227,6 +227,22 @@ def test_a_pool_admits_as_many_sequences_as_it_has_room_for_states() -> None:
     assert all(len(job.ended().token_ids) == 9 for job in jobs)
 
 
+@pytest.mark.parametrize("variant", ["qwen3.5", "gemma3"])
+def test_turns_of_a_conversation_leave_nothing_behind(variant: str) -> None:
+    """Each ends where the next one begins, so states and windows of earlier ones are of no use."""
+    decoder, limits = Decoder(tiny_model(variant, max_position_embeddings=1024)), Limits(12)
+    ids, kept = [5 + i % 40 for i in range(34)], list[int]()
+    with small_memory():
+        scheduler = Scheduler(decoder, 4, cache_bytes=1 << 24)
+        for turn in range(12):
+            got = scheduler.finish(add(scheduler, ids, limits))
+            assert (got.num_cached_tokens > 0) == (turn > 0)
+            latest = scheduler.prefixes._prefixes[-1].cache
+            kept.append(len(latest._marks) + len(latest.states._marks))
+            ids = [*ids, *got.token_ids, *(7 + turn + i for i in range(20))]
+    assert max(kept[3:]) <= max(kept[:3])
+
+
 def test_a_prompt_resumes_where_states_are_kept_and_nowhere_else() -> None:
     """Keys of a beginning are of no use without its states."""
     decoder, limits = Decoder(tiny_model("qwen3.5")), Limits(12)
@@ -299,6 +315,19 @@ def test_changes_of_a_mixer_are_followed() -> None:
     model.model.layers[0].mamba.norm.weight.mul_(1.5)
     decoder.refresh()
     assert decoder.version > before, "prefixes of the former weights are of no use"
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["hooked later", "hooked before"])
+@torch.no_grad()
+def test_a_hook_on_the_output_of_a_packed_mixer_changes_nothing_else(before: bool, tmp_path: Path) -> None:
+    """Its file has the columns of that projection in another order, which the module itself restores."""
+    model, ids = quantised_pair(tmp_path, "qwen3.5", Type.Q8_0)[0], list(range(5, 30))
+    expected = model(torch.tensor([ids])).logits[0]
+    decoder = None if before else Decoder(model)
+    model.model.layers[0].linear_attn.out_proj.register_forward_hook(lambda *_: None)
+    decoder = decoder or Decoder(model)
+    got = decoder.logits(Session(decoder).forward(ids))
+    torch.testing.assert_close(got, expected, atol=0.03 * float(expected.abs().max()), rtol=0)
 
 
 def test_no_recurrence_keeps_a_view_of_its_rows() -> None:

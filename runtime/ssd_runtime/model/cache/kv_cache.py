@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -89,6 +91,11 @@ class KVCache:
         """Let the session return to `position` tokens at any time; with states, before it has committed more."""
         self._marks.setdefault(position)
         self.states.mark(position)
+
+    def forget_marks(self, spared: Collection[int]) -> None:
+        """Forget all marked positions but `spared`, with the windows and states that are kept for them."""
+        self._marks = {mark: saved for mark, saved in self._marks.items() if mark in spared}
+        self.states.forget_marks(spared)
 
     def resumable(self, position: int) -> bool:
         """Whether decoding can resume after the first `position` tokens.

@@ -9,8 +9,8 @@ import torch
 
 from ssd_runtime.model.mixers.mixer import Mixer
 
-USUAL_STATES = 4
-"""States of a mixer that a sequence usually has: of the committed tokens, the latest rows, and two to return to."""
+USUAL_STATES = 5
+"""States of a mixer that a sequence usually has: of the committed tokens, the latest rows, and three to return to."""
 USUAL_ROWS = 32
 """Rows whose inputs it usually keeps."""
 

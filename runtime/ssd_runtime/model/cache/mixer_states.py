@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -222,6 +222,10 @@ class MixerStates:
         """Keep the states after `tokens` tokens, now or as soon as these are committed."""
         if self._mixers and tokens and self._marks.get(tokens) is None:
             self._marks[tokens] = self._after(tokens) if tokens == self.committed else None
+
+    def forget_marks(self, spared: Collection[int]) -> None:
+        """Forget all marks but `spared`."""
+        self._marks = {mark: states for mark, states in self._marks.items() if mark in spared}
 
     def next_mark(self, tokens: int) -> int | None:
         """The first position after `tokens` whose states are still to be kept: a forward must end there."""

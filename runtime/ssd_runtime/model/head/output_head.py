@@ -61,7 +61,11 @@ class OutputHead:
         with self._lock:
             if drafting and bits == FULL:
                 project = self.draft_vocabulary.head(self._projection.natives) or project
-            return self.finished(alone_as_two(project, normed, self._in_pairs).to(self._device))
+            raw = alone_as_two(project, normed, self._in_pairs).to(self._device)
+        logits = self.finished(raw)
+        if drafting and self._cap is not None:  # what is minus infinity has the cap else
+            logits.masked_fill_(raw == -torch.inf, -torch.inf)
+        return logits
 
     def finished(self, logits: Tensor) -> Tensor:
         """Logits from the output of the projection, scaled and capped as the family does."""

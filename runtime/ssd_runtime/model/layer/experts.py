@@ -167,7 +167,12 @@ class Experts:
     def _found(self) -> list[Any]:
         gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
         modules = [self._block.experts, *(getattr(self._block, name) for name in gates)]
-        return stamp_of(modules) + [written(bias) for bias in self._biases() if bias is not None]
+        found = stamp_of(modules) + [written(bias) for bias in self._biases() if bias is not None]
+        if isinstance(self._block.experts, PackedExperts):  # their weights are no parameters, but they may get hooks
+            names = ("gate_proj", "up_proj", "down_proj")
+            packed = (getattr(part, name) for part in self._block.experts.each for name in names)
+            found += [(projection, hooked(projection)) for projection in packed]
+        return found
 
     def _biases(self) -> tuple[Tensor | None, ...]:
         """The bias that the router receives beside rows, None where the model lacks it; empty for other families."""

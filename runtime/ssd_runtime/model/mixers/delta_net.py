@@ -11,6 +11,7 @@ from torch.nn.functional import silu, softplus
 from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.model.mixers.mixer import Mixer, State
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
+from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.native_recurrence import HeadNumbers, NativeRecurrence
 
 EPSILON = 1e-6
@@ -34,8 +35,9 @@ class GatedDeltaNet(Mixer):
         self._channels = self._taps.shape[1]
         self._decay = -module.A_log.detach().float().exp()
         self._step = module.dt_bias.detach().float()
-        # A quantised file may hold the columns of the output projection in another order (`PackedLinear`).
-        self._order = getattr(module.out_proj, "columns", None)
+        # A quantised file may hold the columns of the output projection in another order (`PackedLinear`), which a
+        # module that is called itself knows.
+        self._order = None if hooked(module.out_proj) else getattr(module.out_proj, "columns", None)
         self.native = NativeRecurrence.of(
             taps=self._taps,
             bias=self._bias,

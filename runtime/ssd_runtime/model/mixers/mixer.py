@@ -68,7 +68,14 @@ class Mixer(ABC):
         conv: nn.Conv1d = getattr(self._module, self.convolution)
         norm = list(self._module.norm.parameters()) if hasattr(self._module, "norm") else []
         own = [each for each in (*self._module._parameters.values(), *conv.parameters(), *norm) if each is not None]
-        stamp = [conv, hooked(conv), *((each.data_ptr(), each.is_inference() or each._version) for each in own)]
+        output = getattr(self._module, self.output)
+        stamp = [
+            conv,
+            hooked(conv),
+            output,
+            hooked(output),
+            *((each.data_ptr(), each.is_inference() or each._version) for each in own),
+        ]
         changed = stamp != self._stamp
         if changed:
             self._stamp = stamp

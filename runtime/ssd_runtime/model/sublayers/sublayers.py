@@ -100,6 +100,7 @@ class SubLayers:
         )
         """Sub-layers that do something though a draft skips them: attention writes keys that other layers read, an MLP
         scales the layer's result."""
+        self._bitwise = bitwise
         self.follow(())
         self.by_row = bitwise and not self.are_native
         """Whether attention runs row by row, and a lone row as two equal ones."""
@@ -115,6 +116,9 @@ class SubLayers:
         self._forms = {FULL: self.layers}
         self._forms |= {bits: [layer.light(bits) for layer in self.layers] for bits in precisions}
         self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
+        if self._bitwise and not self.are_native:
+            # Rows run one by one then, and a lone one as two.
+            self._native = {bits: [None] * len(self.layers) for bits in self._forms}
         self._runs: dict[tuple[tuple[int, int | None], ...], NativeRun | None] = {}
         """Latest selections that `run` was given, as our own code runs them; None if it does not serve all."""
         self._whole = {
@@ -124,13 +128,14 @@ class SubLayers:
 
     @property
     def are_native(self) -> bool:
-        """Whether our own code serves the attention of all layers on the model's own weights."""
-        return None not in self._native[FULL]
+        """Whether our own code serves all attention on the model's own weights; other mixers are none."""
+        own = zip(self._native[FULL], self.layers, strict=True)
+        return all(native is not None or layer.mixer is not None for native, layer in own)
 
     @property
     def are_whole(self) -> bool:
         """Whether each sub-layer on the model's own weights is one call of our own code."""
-        return self.are_native and all(layer.native_mlp is not None for layer in self.layers)
+        return None not in self._native[FULL] and all(layer.native_mlp is not None for layer in self.layers)
 
     def _key_multiple(self, rounded: bool) -> int:
         if self.by_row:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,12 +55,12 @@ def compile_library(form: str, to: Path) -> None:
 
     Raises OSError or SubprocessError if there is no compiler or it fails.
     """
-    compiler = os.environ.get("CC") or next((each for each in COMPILERS if shutil.which(each)), None)
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
+    if not compiler:
         raise FileNotFoundError("no C compiler")
     compiled = to.with_suffix(".o")
     for command in (
-        [compiler, *form_flags(form), "-o", str(compiled), str(FOLDER / SOURCES[0])],
-        [compiler, *LINK_FLAGS, "-o", str(to), str(compiled)],
+        [*compiler, *form_flags(form), "-o", str(compiled), str(FOLDER / SOURCES[0])],
+        [*compiler, *LINK_FLAGS, "-o", str(to), str(compiled)],
     ):
         subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)

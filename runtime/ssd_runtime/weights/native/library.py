@@ -138,8 +138,10 @@ def _compiled_here() -> Library | None:
         try:
             with private_folder(kept) as folder:
                 return Library(_compiled(folder, form), None)
-        except NotPrivateError:
-            note = f"{kept}: is not this user's own folder, so C code is compiled at every start; set SSD_CACHE"
+        except (NotPrivateError, OSError):
+            note = (
+                f"{kept}: is not this user's own folder to write, so C code is compiled at every start; set SSD_CACHE"
+            )
             with tempfile.TemporaryDirectory() as folder:
                 return Library(_compiled(Path(folder), form), note)
     except (OSError, AttributeError, ValueError, subprocess.SubprocessError):

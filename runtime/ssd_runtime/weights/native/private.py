@@ -70,8 +70,9 @@ def open_own(path: Path) -> int | None:
 def temporary_folder(parent: Path) -> Iterator[Path]:
     """Yield a new folder in `parent`, removed in the end; removes those of processes that were killed."""
     for left in parent.glob("tmp*"):
-        if time.time() - left.lstat().st_mtime > LEFT_OVER:
-            _remove(left)
+        with suppress(FileNotFoundError):  # another process may remove it at the same time
+            if time.time() - left.lstat().st_mtime > LEFT_OVER:
+                _remove(left)
     with tempfile.TemporaryDirectory(dir=parent) as folder:
         yield Path(folder)
 
