@@ -65,7 +65,7 @@ class Workspace:
             raise UserError(
                 f"{self._out}: another compile is writing this bundle; wait for it or give another --out"
             ) from None
-        self._out.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)  # if it cannot be, that is known before the model is loaded
         with write_lock(self._out):
             clear_leftovers(self._out)
         return self

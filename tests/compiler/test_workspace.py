@@ -105,7 +105,8 @@ def test_what_a_killed_compile_left_is_cleared_away(tmp_path: Path) -> None:
     (tmp_path / ".out.old.abcdefgh" / "out" / "manifest.yaml").write_text("old")
     (tmp_path / ".out.new.ijklmnop").mkdir()
     with Workspace(tmp_path / "out", SETTINGS, resume=False):
-        assert [path.name for path in tmp_path.iterdir()] == ["out"]
+        assert {path.name for path in tmp_path.iterdir()} == {"out", ".out.compile"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out" / "manifest.yaml").read_text() == "old"
 
 

@@ -38,6 +38,7 @@ from ssd_runtime.planning.settings import LookupSettings
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.sampler import Sampler
 from ssd_runtime.sequence.session import Session
+from ssd_runtime.structure.matcher import MOST_RUN
 from tests.commands import Done, assert_refused, call_within
 from tests.structures import LEAVES, SCHEMAS, assert_valid, structured_model
 from tests.tables import latency_table
@@ -146,6 +147,27 @@ def test_a_matcher_goes_to_any_row_of_a_tree(schema: dict[str, Any], seed: int) 
         if draw.random() < 0.2 and len(paths) > 1:  # a path is accepted
             known = [*known, *paths[-1]]
             paths = [[]]
+
+
+def test_a_long_run_of_certain_tokens_is_found_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To find it takes milliseconds, for which all other sequences wait."""
+    text = "the river " * 400
+    grammar, answer, searches = GRAMMARS.compiled(Structure.choice([text])), list[int](), list[int]()
+    matcher = grammar.matcher()
+    state = matcher._state
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            if name == "compute_ff_tokens":
+                searches.append(len(answer))
+            return getattr(state, name)
+
+    monkeypatch.setattr(matcher, "_state", Counting())
+    while (token := matcher.forced(answer, ())) is not None and token not in LOADED.eos_ids:
+        answer.append(token)
+    assert LOADED.tokenizer.decode(answer) == text
+    assert len(answer) > 2 * MOST_RUN
+    assert len(searches) <= len(answer) // MOST_RUN + 2
 
 
 def test_certain_tokens_cost_no_step_of_their_own() -> None:

@@ -32,6 +32,18 @@ def nested(depth: int, wrap: Callable[[Any], Any]) -> Any:
     return found
 
 
+def chain_of(count: int) -> Any:
+    """Definitions each of which refers to the next one."""
+    found = {f"{n}": {"items": {"$ref": f"#/$defs/{n + 1}"}} for n in range(count)}
+    return {"$defs": found | {f"{count}": TEXT}, "$ref": "#/$defs/0"}
+
+
+def chain_of_rules(name: str, repeats: str, count: int) -> str:
+    """Rules, or terminals, each of which is the next one, repeated."""
+    rules = "".join(f"{name}{n}: {name}{n + 1}{repeats}\n" for n in range(count))
+    return f'start: {name}0\n{rules}{name}{count}: "a"\n'
+
+
 HOSTILE: dict[str, list[str]] = {
     "regex": [
         *("(a+)+b", "((a{1,100}){1,100}){1,100}", "a{1000000}", "(x+x+)+y", "(.|\n)*a(.|\n){200}b", "(?=a)b", "\\1"),
@@ -80,6 +92,7 @@ HOSTILE: dict[str, list[str]] = {
             {"type": "array", "prefixItems": [TEXT] * 2000},
             {"type": "array", "contains": TEXT},
             {"oneOf": [{"properties": {f"k{n}": TEXT}} for n in range(60)]},
+            *(chain_of(count) for count in (990, 1300)),
             *({"const": "\ud800"}, {"enum": ["x" * 60_000]}, {"enum": [{"a": n} for n in range(1500)]}),
             *({"x-guidance": {"whitespace_pattern": "("}}, {"x-guidance": 5}),
         )
@@ -91,6 +104,8 @@ HOSTILE: dict[str, list[str]] = {
         *("start: a\na: b\nb: a\n", 'start: "a"{1000000}\n', "%import common.X\nstart: X", "start: /(/", "start: @x\n"),
         *("start: <[999999999]>\n", "start: <|none|>\n", "start: A\nA: B\nB: A\n", "start[lazy]: /.*/\n"),
         *('root ::= root root | "a"', "root ::= [", 'root ::= "a"{5000000}', "root ::= " + "(" * 300),
+        *(chain_of_rules(*kind) for kind in (("r", "", 295), ("r", "{0,9}", 295), ("A", "*", 295), ("r", "?", 4000))),
+        "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(3500)) + 'r3500 ::= "a"\n',
         "start: r\nr: " + " | ".join(f'"{n}" r' for n in range(3000)) + ' | "x"\n',
         "start: A\nA: /.*/ & /.*b.{30}/ & ~/.*c.{20}/\n",
     ],
@@ -124,6 +139,8 @@ def test_what_cannot_be_honoured_is_refused_in_one_line() -> None:
         (lambda: Structure.json_schema("[]"), "a JSON object"),
         (lambda: Structure.choice([]), "one or more"),
         (lambda: GRAMMARS.compiled(Structure.json_schema({"type": "array", "uniqueItems": True})), "uniqueItems"),
+        (lambda: GRAMMARS.compiled(Structure("grammar", chain_of_rules("r", "", 300))), "302 rules; give at most 300"),
+        (lambda: GRAMMARS.compiled(Structure.json_schema(chain_of(1300))), "1301 references; give at most 1000"),
         (lambda: GRAMMARS.compiled(Structure("regex", "[^\\x00-\\x{10FFFF}]")), "nothing matches it"),
         (lambda: Grammars(metaspace(), VOCABULARY, ()).compiled(Structure("regex", "a")), "tokenizer"),
     ):

@@ -63,6 +63,9 @@ def run_guarded(work: Callable[[], object]) -> None:
 
     A UserError, usage error or OSError ends with one line and exit code 2.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # whoever started this process has closed it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - it stays open as long as the process
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # answers have characters that some terminals lack
     try:
@@ -75,7 +78,10 @@ def run_guarded(work: Callable[[], object]) -> None:
         code = INTERRUPTED
     except _USAGE_ERROR as error:
         code = complain(f"{error.format_message().rstrip('.')}. See --help.") if _is_mistake(error) else BAD_INPUT
-    except (BrokenPipeError, ClosedOutputError):
+    except (BrokenPipeError, ClosedOutputError, SystemExit) as error:
+        # rich, which prints help and tables, turns the first into the last, with the code of outputs that differ.
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
+            raise
         # Whoever read the output has enough, as `head` has. What is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = CLOSED_OUTPUT

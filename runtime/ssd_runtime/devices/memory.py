@@ -67,17 +67,21 @@ def require_room(
         )
 
 
+class OutOfMemoryError(UserError):
+    """Memory ran out: the same may go well when less is asked for at once."""
+
+
 @contextmanager
 def guard_memory(
     task: str, device: torch.device | str, remedy: str = "give --weight-memory 0 or a smaller model"
 ) -> Iterator[None]:
-    """Raise UserError if memory runs out in the block; the message has task, device and remedy."""
+    """Raise OutOfMemoryError if memory runs out in the block; the message has task, device and remedy."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not OUT_OF_MEMORY.search(str(error)):
             raise
-        raise UserError(f"out of memory on {device} while {task}; {remedy}") from None
+        raise OutOfMemoryError(f"out of memory on {device} while {task}; {remedy}") from None
 
 
 def gib(count: int) -> str:

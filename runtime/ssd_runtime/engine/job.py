@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.devices.memory import DECODING_REMEDY, gib, guard_memory
+from ssd_runtime.devices.memory import DECODING_REMEDY, OutOfMemoryError, gib, guard_memory
 from ssd_runtime.model.cache.kv_cache import Saved
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, PoolFull
 from ssd_runtime.model.runner import ModelRequest, Work
@@ -151,7 +151,9 @@ class Job(Generic[T]):
         """End with the error that the pool is full."""
         room = gib(self.session.cache.pool.bytes)
         self.fail(
-            UserError(f"the {room} for keys and values are full; shorten the prompt, or decode fewer prompts at once")
+            OutOfMemoryError(
+                f"the {room} for keys and values are full; shorten the prompt, or decode fewer prompts at once"
+            )
         )
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -31,6 +34,15 @@ MOST_BYTES = 480 << 20
 """Most memory for compiled grammars that are kept."""
 MOST_KEPT = MOST_BYTES // MOST_GRAMMAR_BYTES
 MOST_REASON = 200
+MOST_RULES, MOST_REFERENCES = 300, 1000
+"""Most rules of a grammar and references of a schema: of more that refer to each other in turn, each of which may be
+empty, llguidance needs a minute for the first token."""
+RULE = re.compile(r'^[^:"/\n]+:', re.MULTILINE)
+STACK_BYTES = 256 << 20
+"""Address space of a stack on which as many rules as a structure can have refer to each other in turn."""
+STACK_SIZE = Lock()
+"""Held while new threads get this stack; the size is the process's."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,6 +104,13 @@ class Grammars:
         with self._preparing:
             tokenizer = self._tokenizer
         kinds = llguidance.LLMatcher
+
+        def compiled(text: str) -> LLMatcher:
+            found = kinds(tokenizer, text, log_level=0, limits=limits)
+            if not found.is_error():
+                found.compute_bitmask()  # some grammars prove too large, or empty, at the first token
+            return found
+
         limits = llguidance.LLParserLimits(
             step_lexer_fuel=STEP_FUEL, max_lexer_states=MOST_STATES, verbose_errors=False
         )
@@ -101,12 +120,15 @@ class Grammars:
             elif structure.kind == "regex":
                 text = kinds.grammar_from_regex(structure.text)
             else:
-                text = kinds.grammar_from_lark(any_to_lark(structure.text))
-            found = kinds(tokenizer, text, log_level=0, limits=limits)
+                lark = any_to_lark(structure.text)
+                _require_few("rules", len(RULE.findall(lark)), MOST_RULES)
+                text = kinds.grammar_from_lark(lark)
+            _require_few("references", structure.text.count('"$ref"'), MOST_REFERENCES)
+            found = _on_deep_stack(partial(compiled, text))
+        except StructureError:
+            raise
         except Exception as error:  # the converter of llama.cpp's notation raises that of no kind
             raise _refused(structure, str(error)) from None
-        if not found.is_error():
-            found.compute_bitmask()  # some grammars prove too large, or empty, at the first token
         if found.is_error():
             raise _refused(structure, found.get_error())
         return found
@@ -152,6 +174,23 @@ def _plain(tokenizer: str) -> str:
             state["model"]["unk_token"] = name
         token |= {"content": name, "special": True}
     return json.dumps(state)
+
+
+def _require_few(what: str, count: int, most: int) -> None:
+    if count > most:
+        raise StructureError(f"structure: {count} {what}; give at most {most}")
+
+
+def _on_deep_stack(work: Callable[[], T]) -> T:
+    """Run `work` in a thread with `STACK_BYTES`: llguidance recurses from rule to rule, and crashes without it."""
+    pool = ThreadPoolExecutor(1)
+    with pool, STACK_SIZE:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            running = pool.submit(work)
+        finally:
+            threading.stack_size(usual)
+    return running.result()
 
 
 def _refused(structure: Structure, reason: str) -> StructureError:

@@ -15,6 +15,9 @@ from ssd_runtime.structure.structure import StructureError
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+MOST_RUN = 256
+"""Forced tokens that are kept: more are compared with an answer in vain."""
+
 
 class Matcher:
     """The tokens that a grammar allows after an answer's tokens.
@@ -39,6 +42,10 @@ class Matcher:
         """Number of the answer's tokens that are known."""
         self._ahead: list[int] = []
         """Tokens after these that the state has consumed."""
+        self._run: list[int] = []
+        """Tokens that were found to be forced, one after another."""
+        self._run_start = 0
+        """Number of the answer's tokens before these."""
 
     def masked(self, logits: Tensor, known: Sequence[int], path: Sequence[int]) -> Tensor:
         """A copy of `logits` [vocabulary] with minus infinity for tokens that the grammar does not allow.
@@ -60,9 +67,13 @@ class Matcher:
             return None
         if self._state.is_stopped():
             return next(iter(self._eos_ids)) if len(self._eos_ids) == 1 else None
-        run = self._state.compute_ff_tokens()
-        self._require_bounded()
-        return run[0] if run else None
+        here = self._final + len(self._ahead)
+        place = here - self._run_start
+        if not (0 <= place < len(self._run) and self._since_run(known, path)[:place] == self._run[:place]):
+            # To find a long run takes long. A text may also be cut into other tokens than those of its run.
+            self._run, self._run_start, place = self._state.compute_ff_tokens()[:MOST_RUN], here, 0
+            self._require_bounded()
+        return self._run[place] if self._run else None
 
     def allows(self, known: Sequence[int], path: Sequence[int], token: int) -> bool:
         """Whether the grammar allows `token`; not after a path that it does not allow, or that ends the answer."""
@@ -78,6 +89,11 @@ class Matcher:
             self.restart(0)
         return self._go(answer, ()) and self._state.is_stopped()
 
+    def _since_run(self, known: Sequence[int], path: Sequence[int]) -> list[int]:
+        """The answer's tokens from where the latest run of forced tokens begins."""
+        begin = self._first + self._run_start
+        return [*known[begin:], *path[max(0, begin - len(known)) :]]
+
     def _go(self, known: Sequence[int], path: Sequence[int]) -> bool:
         """Consume the tokens that lead there; returns whether the grammar allows them and the answer goes on.
 
@@ -90,6 +106,8 @@ class Matcher:
             common += 1
         if common < len(self._ahead):
             self._state.rollback(len(self._ahead) - common)
+            if self._final + common < self._run_start:
+                self._run = []
         del self._ahead[common:]
         rest = target[common:]
         end = next((place for place, token in enumerate(rest) if token in self._eos_ids), len(rest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from importlib import import_module
@@ -49,11 +50,12 @@ def test_what_is_wrong_is_said_in_one_line(end: str, capsys: pytest.CaptureFixtu
     assert said.count("\n") == 1
 
 
-def test_a_reader_that_has_enough_is_no_mistake() -> None:
-    """As `ssd-run … | head`, where Typer would exit with 1: the code of an output that differs."""
+@pytest.mark.parametrize("write", ["print('x' * 9999)", "rich.console.Console().print('x ' * 9999)"])
+def test_a_reader_that_has_enough_is_no_mistake(write: str) -> None:
+    """As `ssd-run … | head`, where Typer and rich would exit with 1: the code of an output that differs."""
     work = (
-        "import typer; from ssd_runtime.commands.command import run_command; app = typer.Typer()\n"
-        "app.command()(lambda: [print('x' * 9999) for _ in range(999)] and None)\n"
+        "import rich.console, typer; from ssd_runtime.commands.command import run_command; app = typer.Typer()\n"
+        f"app.command()(lambda: [{write} for _ in range(999)] and None)\n"
         "run_command(app)"
     )
     process = subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -61,6 +63,19 @@ def test_a_reader_that_has_enough_is_no_mistake() -> None:
     process.stdout.close()
     assert process.stderr.read() == b""
     assert process.wait() == CLOSED_OUTPUT
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_empty_ones(closed: str) -> None:
+    work = (
+        "import sys; from ssd_runtime.commands.command import run_guarded; "
+        "run_guarded(lambda: [sys.stdin.read(), print('x'), print('y', file=sys.stderr)] and None)"
+    )
+    command = ["sh", "-c", f"exec {sys.executable} -c {shlex.quote(work)} {closed}"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in ("x\n", "")
+    assert done.stderr in ("y\n", "")
 
 
 def test_a_reader_that_reads_nothing_is_no_mistake() -> None:

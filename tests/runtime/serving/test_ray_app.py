@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from ssd_runtime.engine.engine import Engine
+from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.ray_app.call import Call
 from tests.folders import TEXTS
 from tests.ports import unused_port
 from tests.serving import lone, request_for, tiny_engine
@@ -161,3 +164,49 @@ def seconds_of(process: psutil.Process) -> float:
     """The processor time that a process has had."""
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+class Handle:
+    """Ray Serve's handle of replicas whose places are all taken."""
+
+    def options(self, **_: object) -> Handle:
+        return self
+
+    def remote(self, call: object) -> Handle:
+        return self
+
+    def broadcast(self, method: str) -> Handle:
+        return self
+
+    async def results_async(self, **_: object) -> list[Any]:
+        raise TimeoutError
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        raise full()
+        yield
+
+    def cancel(self) -> None:
+        raise full()
+
+
+def full() -> Exception:
+    from ray.serve.exceptions import BackPressureError
+
+    return BackPressureError(num_queued_requests=1, max_queued_requests=1)
+
+
+def test_a_full_queue_is_told_as_one_server_tells_it_and_health_stays() -> None:
+    from ssd_runtime.serving.ray_app.handle import ServedReplicas
+
+    replicas = ServedReplicas(Handle())  # type: ignore[arg-type]
+
+    async def respond() -> None:
+        async for _ in replicas.respond(Call(method="POST", path="/v1/completions", headers=(), body=b"")):
+            pass
+
+    with pytest.raises(ApiError) as told:
+        asyncio.run(respond())
+    assert told.value.status == 429
+    assert asyncio.run(replicas.alive())
+    replicas._metrics = [("one", "latest")]
+    assert asyncio.run(replicas.metrics()) == [("one", "latest")]

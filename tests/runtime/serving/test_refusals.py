@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.serving.http.openai.requests.fields import IGNORED_SAFELY, UNSUPPORTED
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CompletionRequest
 from tests.folders import TEXTS
@@ -118,6 +119,23 @@ def test_too_many_answers_are_refused_under_a_field_that_was_sent(folder: Path) 
                 fields = {"prompt": ["a"] * prompts, "n": n, "max_tokens": 1}
                 status, _, body = send(own, "/v1/completions", fields if n > 1 else {**fields, "n": None})
                 assert (status, body.get("error", {}).get("param")) == (200 if param is None else 400, param)
+
+
+@pytest.mark.parametrize("forwards", [0, 3], ids=["in its first step", "later"])
+def test_a_request_for_which_memory_runs_out_may_come_again(
+    forwards: int, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, run = iter(range(forwards)), Decoder.run
+
+    def scarce(*given: Any, **named: Any) -> Any:
+        if next(left, None) is None:
+            raise MemoryError
+        return run(*given, **named)
+
+    monkeypatch.setattr(Decoder, "run", scarce)
+    status, body = chat(address, max_tokens=32)
+    assert (status, body["error"]["code"]) == (503, "out_of_memory")
+    assert body["error"]["message"].endswith("; ask for less, or later")
 
 
 def test_what_other_servers_have_added_is_ignored(address: str) -> None:

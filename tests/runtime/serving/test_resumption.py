@@ -13,6 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from ssd_runtime.serving.http.app import Service, make_app
+from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.ray_app.call import Call, Message, exchange
 from ssd_runtime.serving.ray_app.router import ReplicaLost, Router
@@ -204,6 +205,19 @@ def test_responses_are_streamed_and_end_with_their_own_error(services: list[Serv
     assert texts[0] == texts[1]
     assert broken == "event: error"
     assert json.loads(error.removeprefix("data: "))["code"] == "broken"
+
+
+def test_requests_without_a_key_take_no_place_of_a_replica(services: list[Service]) -> None:
+    replicas, body = Mortals(services, []), {"messages": QUESTION, "max_tokens": 2}
+    with TestClient(Router(replicas, 1 << 20, ApiKeys(["right"])).app()) as client:
+        for key in (None, "Bearer wrong"):
+            headers = {} if key is None else {"Authorization": key}
+            for response in (client.post("/v1/chat/completions", json=body, headers=headers), client.get("/v1/models")):
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        assert not replicas.calls
+        right = {"Authorization": "Bearer right"}
+        assert client.post("/v1/chat/completions", json=body, headers=right).status_code == 200
 
 
 def test_bad_requests_and_full_servers_are_answered_as_one_server_does(services: list[Service]) -> None:

@@ -159,11 +159,15 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.MOST_CONNECTIONS", 3)
     wait_for(lambda: answered(address) == 200)
     clients = [socket.create_connection(address, timeout=60) for _ in range(3)]
-    with socket.create_connection(address, timeout=60) as late:
-        response = response_of(late)
-        assert (response.status, response.headers["Retry-After"]) == (503, "1")
-        assert json.loads(response.read())["error"]["code"] == "overloaded"
-        assert ended(late)
+    for sent in (b"", request(1), request(1, head="x: " + "a" * 50_000 + "\r\n")):
+        with socket.create_connection(address, timeout=60) as late:
+            for begin in range(0, len(sent), 1000):  # the answer comes before all has been sent
+                late.sendall(sent[begin : begin + 1000])
+                time.sleep(0.001)
+            response = response_of(late)
+            assert (response.status, response.headers["Retry-After"]) == (503, "1")
+            assert json.loads(response.read())["error"]["code"] == "overloaded"
+            assert ended(late)
     for client in clients:
         with client:
             client.sendall(request(1))

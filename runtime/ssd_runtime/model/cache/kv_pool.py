@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
-from weakref import WeakSet, finalize
+from weakref import finalize, ref
 
 import torch
 
@@ -104,7 +104,8 @@ class KVPool:
             for shape, device in zip(shapes, layout.devices, strict=True)
         ]
         """One tensor [2, 1, kv_heads, slots, width] per layer: keys, then values."""
-        self._caches: WeakSet[Leaseholder] = WeakSet()
+        self._admitted: tuple[ref[Leaseholder], ...] = ()
+        """Caches, for as long as somebody has them; another one makes another tuple, since threads read this one."""
         if max_bytes is not None:
             if layout.mixers:
                 self._most_states = min(sequences, int(STATE_SHARE * max_bytes) // layout.state_bytes)
@@ -128,6 +129,11 @@ class KVPool:
         used = sum((group.ranges.size - group.ranges.free) * group.slot_bytes for group in self.groups)
         return used + sum(cache.state_bytes for cache in self._caches)
 
+    @property
+    def _caches(self) -> list[Leaseholder]:
+        """The caches that lease slots, or may."""
+        return [cache for each in self._admitted if (cache := each()) is not None]
+
     def _have_states(self, released: Sequence[Leaseholder] = ()) -> int:
         """Number of sequences that have states, or slots and soon states, beside the `released` ones."""
         others = (cache for cache in self._caches if cache not in released)
@@ -147,7 +153,7 @@ class KVPool:
 
     def admit(self, cache: Leaseholder) -> None:
         """Let a new cache lease slots. One that is never released gives its slots back when it is garbage."""
-        self._caches.add(cache)
+        self._admitted = (*(each for each in self._admitted if each() is not None), ref(cache))
         finalize(cache, self.give_back, cache.leases)
 
     def has_room(self, tokens: int) -> bool:

@@ -232,10 +232,7 @@ class Service:
 
     def _stream(self, request: Request) -> str:
         """The stream of a request's key. Raises ApiError if it has none that is valid."""
-        stream = self.keys.stream_of(request.headers.get("authorization"))
-        if stream is None:
-            raise ApiError(401, "no valid API key; send `Authorization: Bearer KEY`", code="invalid_api_key")
-        return stream
+        return self.keys.required_stream(request.headers.get("authorization"))
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.model_name):

@@ -11,7 +11,7 @@ from ray.serve.schema import LoggingConfig
 from starlette.applications import Starlette
 
 from ssd_runtime.engine.opening import LoadSettings
-from ssd_runtime.serving.http.keys import read_keys
+from ssd_runtime.serving.http.keys import ApiKeys, read_keys
 from ssd_runtime.serving.http.opening import ServiceOptions
 from ssd_runtime.serving.http.transport.web_pages import web_page_guard
 from ssd_runtime.serving.ray_app.handle import ServedReplicas
@@ -30,12 +30,12 @@ QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 def application(options: ServiceOptions, scale: Scale) -> serve.Application:
     """An application that serves `options` on as many replicas as `scale` says."""
 
-    longest = options.max_body_bytes
+    longest, keys = options.max_body_bytes, options.api_keys
     guard = web_page_guard(options.allowed_hosts, options.allowed_origins)
 
     def make_router() -> Starlette:
         handle = serve.get_deployment_handle(REPLICA, serve.get_replica_context().app_name)
-        return Router(ServedReplicas(handle), longest).app(guard)
+        return Router(ServedReplicas(handle), longest, ApiKeys(keys)).app(guard)
 
     replicas: Any = serve.deployment(
         Replica,

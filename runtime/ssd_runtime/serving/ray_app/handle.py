@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ray.exceptions import RayActorError, RaySystemError
@@ -13,7 +14,7 @@ from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.router import ReplicaLost
 
-LOOK_SECONDS = 10.0
+LOOK_SECONDS = 5.0
 """Seconds within which replicas tell their state."""
 
 
@@ -23,6 +24,8 @@ class ServedReplicas:
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._handle = handle
         self._responding = handle.options(method_name="respond", stream=True)
+        self._metrics: Sequence[tuple[str, str]] = ()
+        """The latest known."""
 
     async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
         """Give a request to a replica. Raises ReplicaLost if it dies, and ApiError if no more requests may wait."""
@@ -38,20 +41,32 @@ class ServedReplicas:
             raise ReplicaLost(str(error)) from None
         finally:
             if not complete:
-                response.cancel()
+                with suppress(Exception):  # of a response that failed, this raises its error again
+                    response.cancel()
 
     async def alive(self) -> bool:
-        """Whether a replica takes requests."""
-        return any(await self._told("alive"))
+        """Whether a replica takes requests; one whose places are all taken answers late, and does."""
+        try:
+            return any(await self._told("alive"))
+        except TimeoutError:
+            return True
 
     async def metrics(self) -> Sequence[tuple[str, str]]:
-        """The name of each replica and its metrics."""
-        return await self._told("metrics")
+        """The name of each replica and its metrics, the latest known ones where all places of a replica are taken."""
+        with suppress(TimeoutError):
+            self._metrics = await self._told("metrics")
+        return self._metrics
 
     async def _told(self, method: str) -> list[Any]:
-        """The answers of all replicas that are alive; empty if one does not answer in time."""
+        """The answers of all replicas; none where none is there.
+
+        Raises TimeoutError if one does not answer in time: it waits for a place, or is stalled, and Ray Serve soon
+        replaces it.
+        """
         try:
             told = await self._handle.broadcast(method).results_async(timeout_s=LOOK_SECONDS, return_exceptions=True)
-        except Exception:  # no replica is there, or one is stalled, which Ray Serve soon replaces
+        except TimeoutError:
+            raise
+        except Exception:  # no replica is there
             return []
         return [each for each in told if not isinstance(each, BaseException)]

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.openai.answers.events import DONE, event_of
 from ssd_runtime.serving.http.openai.answers.responses import failed_event
 from ssd_runtime.serving.http.openai.errors import ApiError
@@ -29,6 +30,8 @@ from ssd_runtime.serving.ray_app.merged_metrics import merged
 from ssd_runtime.serving.ray_app.routing import RESPONSES, Routed, read_call
 
 log = logging.getLogger("ssd_serve")
+API = "/v1/"
+"""What the paths begin with that need a key."""
 ATTEMPTS = 4
 """Replicas that a request is given to, at most."""
 PAUSE = 0.5
@@ -69,8 +72,16 @@ class Router:
     error in OpenAI's form.
     """
 
-    def __init__(self, replicas: Replicas, max_body_bytes: int, body_seconds: float = BODY_SECONDS) -> None:
+    def __init__(
+        self,
+        replicas: Replicas,
+        max_body_bytes: int,
+        keys: ApiKeys | None = None,
+        body_seconds: float = BODY_SECONDS,
+    ) -> None:
+        """Requests to the API without one of the `keys` take no place of a replica."""
         self._replicas = replicas
+        self._keys = keys or ApiKeys()
         self._max_body_bytes = max_body_bytes
         self._body_seconds = body_seconds
         self._bodies = Bodies()
@@ -102,7 +113,10 @@ class Router:
 
     async def forward(self, request: Request) -> Response:
         """Give a request to a replica."""
-        routed = read_call(await self._call(request))
+        if request.url.path.startswith(API):
+            self._keys.required_stream(request.headers.get("authorization"))
+        # A long body takes a while, in which other streams go on.
+        routed = await asyncio.to_thread(read_call, await self._call(request))
         if not routed.streams:
             return await until_gone(request, self._whole(routed.call))
         delivered = DeliveredStream(routed.keep_token_ids, routed.resumable)

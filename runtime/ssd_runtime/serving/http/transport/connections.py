@@ -23,6 +23,8 @@ FREE_PIECES = 1024
 """Pieces of a body, however small they are."""
 LEAST_PIECE = 64
 """Mean bytes of the pieces after those: each takes the event loop as much time as thousands of bytes do."""
+REFUSAL_SECONDS = 1.0
+"""Seconds within which a client may still send its request when it has been refused."""
 MOST_CONNECTIONS = 512
 """Connections at once: half of the 1,024 files that systems usually allow a process."""
 
@@ -57,20 +59,29 @@ class BoundedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn = _Pieces(h11.SERVER, HEAD_BYTES)
+        self._refused = False
         self._head: asyncio.TimerHandle | None = None
         self._send: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a head, unless there are too many connections."""
         super().connection_made(transport)
-        if len(self.connections) > MOST_CONNECTIONS:
-            transport.write(_refusal())
-            transport.close()
-        else:
+        if len(self.connections) <= MOST_CONNECTIONS:
             self._await_head(True)
+            return
+        transport.write(_refusal())
+        if transport.can_write_eof() and len(self.connections) <= 2 * MOST_CONNECTIONS:
+            # What the client sends is read, since a close before that would take the answer from it.
+            transport.write_eof()
+            self._refused = True
+            self.loop.call_later(REFUSAL_SECONDS, transport.close)
+        else:
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a head or of a body."""
+        if self._refused:
+            return
         super().data_received(data)
         # A body that still comes after its answer has as long as the next head, which ends uvicorn's own time for that.
         answered = self.cycle is not None and self.cycle.response_complete

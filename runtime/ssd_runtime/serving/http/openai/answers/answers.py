@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
+from ssd_runtime.devices.memory import OutOfMemoryError
 from ssd_runtime.engine.output.result import Outcome, Tally
 from ssd_runtime.engine.output.text_stream import Decode
 from ssd_runtime.sampling.finite import NotFiniteError
@@ -276,13 +277,11 @@ def failure(pending: PendingRequest, end: End) -> ApiError:
         return ApiError(500, printable(str(error)), code="model_error")
     if isinstance(error, StructureError):
         return ApiError(400, printable(str(error)), code="invalid_structure")
-    if isinstance(error, UserError):
-        # Before it began, the request itself was at fault; later, memory ran out.
-        message = printable(str(error))
-        if pending.begun is None:
-            return ApiError(400, message, code="invalid_request")
-        what = message.partition(";")[0]  # what follows is for whoever starts the server
+    if isinstance(error, OutOfMemoryError):
+        what = printable(str(error)).partition(";")[0]  # what follows is for whoever starts the server
         return ApiError(503, f"{what}; ask for less, or later", code="out_of_memory", retry_after=1)
+    if isinstance(error, UserError):
+        return ApiError(400, printable(str(error)), code="invalid_request")
     if end.cancelled:
         return ApiError(499, "the request was cancelled", code="cancelled")
     return ApiError(500, "the request failed by a defect of the server; its log says more", code="internal_error")
