@@ -2,6 +2,7 @@
 #pragma once
 #include "lanes.h"
 #include "pool.h"
+#include <cpuid.h>
 #include <float.h>
 #include <math.h>
 
@@ -47,15 +48,32 @@ typedef struct {
     int64_t begin, end;
 } Span;
 
+/* Whether this is a Zen 5 of AMD or a later one. */
+static int is_zen5;
+
+__attribute__((constructor)) static void look_at_processor(void) {
+    unsigned int most, vendor, signature, other;
+    if (__get_cpuid(0, &most, &vendor, &other, &other) && __get_cpuid(1, &signature, &most, &other, &other))
+        is_zen5 = vendor == signature_AMD_ebx && (signature >> 8 & 15) + (signature >> 20 & 255) >= 26;
+}
+
 /* Fetch the `bytes` bytes that lie `near` bytes after `from` into the nearest cache, and those `far` after it into the next.
  * Processors fetch ahead on their own within a page of 4 KiB alone, and the nearest cache waits for few lines at a time. On a
- * processor with VNNI steps of 4 rows cost 1.09 plain steps so, and 1.24 where all is fetched into the nearest cache. */
+ * processor with VNNI steps of 4 rows cost 1.09 plain steps so, and 1.24 where all is fetched into the nearest cache. On Zen
+ * 5, plain steps of Q4_K_M take 0.90 to 0.97 of the time where lines are fetched as such that are read once. */
 INLINE void fetch(const uint8_t *from, const int64_t bytes, const int64_t near, const int64_t far) {
+    if (is_zen5)
 #pragma GCC unroll 16
-    for (int64_t at = 0; at < bytes; at += 64) {
-        _mm_prefetch((const char *)from + near + at, _MM_HINT_T0);
-        _mm_prefetch((const char *)from + far + at, _MM_HINT_T1);
-    }
+        for (int64_t at = 0; at < bytes; at += 64) {
+            _mm_prefetch((const char *)from + 2 * near + at, _MM_HINT_T0);
+            _mm_prefetch((const char *)from + far + at, _MM_HINT_NTA);
+        }
+    else
+#pragma GCC unroll 16
+        for (int64_t at = 0; at < bytes; at += 64) {
+            _mm_prefetch((const char *)from + near + at, _MM_HINT_T0);
+            _mm_prefetch((const char *)from + far + at, _MM_HINT_T1);
+        }
 }
 
 /* The rows of the chunk that begins with row `first`. */
