@@ -36,11 +36,12 @@ def tiny(folder: Path) -> LoadedModel:
 def drafting_bundle(loaded: LoadedModel) -> Bundle:
     """A bundle of the tiny model with all that a bundle may have."""
     plain = bundle(one=drafting("one", (2, 3, 4, 5)), mix=drafting("mix", (2, 3)))
+    here = device_key(Engine(loaded, weight_memory=0).decoder)
     return replace(
         plain,
         model=loaded.fingerprint(),
         anchors=replace(plain.anchors, threshold=-1.0),
-        latency={device_key(Engine(loaded, weight_memory=0).decoder).slug(): TABLE},
+        latency={here.slug(): replace(TABLE, device=here)},
         exits=exits(),
     )
 

@@ -70,6 +70,7 @@ class AnchorSet:
             and bool(np.all(np.abs(self.center) <= LARGEST))
             and self._are_rows(self.features, np.float32, self.labels, width)
             and self._are_rows(self.others, np.float16, self.other_labels, width)
+            and len(self.features) > 0
             and set(self.labels.tolist()) == set(range(len(self.domains)))
         )
         if not sound:

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -74,14 +74,15 @@ def new_folder(path: Path) -> Iterator[Path]:
             moved = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old.")) / path.name
             os.replace(path, moved)
         os.replace(temporary, path)
-    except BaseException:
-        if moved is not None and moved.exists() and not path.exists():
-            os.replace(moved, path)
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    finally:
         if moved is not None:
             shutil.rmtree(moved.parent, ignore_errors=True)
+    except BaseException:
+        if moved is not None and not path.exists():
+            with suppress(OSError):  # `clear_leftovers` tries again
+                os.replace(moved, path)
+                moved.parent.rmdir()
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def clear_leftovers(path: Path) -> None:

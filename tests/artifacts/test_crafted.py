@@ -115,6 +115,7 @@ def many_domains(data: dict[str, Any]) -> None:
 
 SQUARE = np.zeros((2, WIDTH, WIDTH))
 NO_MAPS = np.zeros((0, WIDTH, WIDTH), np.float16)
+NO_LABELS = np.zeros(0, np.int64)
 CASES: dict[str, tuple[Change, str]] = {
     # Tensors without dimensions, of other dtypes, shapes or values.
     "features 0-d": (tensors(ANCHORS, features=np.float32(1)), "anchors.*expected float vectors"),
@@ -144,6 +145,14 @@ CASES: dict[str, tuple[Change, str]] = {
     "exits of no layers": (
         lambda folder: (tensors(EXITS, weights=NO_MAPS, biases=NO_MAPS[:, 0])(folder), exits_about([])(folder)),
         "exits.*expected float16 weights",
+    ),
+    "anchors of no domain": (
+        lambda folder: (
+            tensors(ANCHORS, features=NO_MAPS[:, 0].astype(np.float32), labels=NO_LABELS)(folder),
+            tensors(ANCHORS, others=NO_MAPS[:, 0], other_labels=NO_LABELS)(folder),
+            anchors_about(domains=[])(folder),
+        ),
+        "anchors.*labels of each domain",
     ),
     "a domain without an anchor": (tensors(ANCHORS, labels=np.array([0, 0])), "anchors.*labels of each domain"),
     "an exit behind the last layer": (exits_about([1, 4]), "exits.*layers"),

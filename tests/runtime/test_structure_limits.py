@@ -38,9 +38,9 @@ def chain_of(count: int) -> Any:
     return {"$defs": found | {f"{count}": TEXT}, "$ref": "#/$defs/0"}
 
 
-def chain_of_rules(name: str, repeats: str, count: int) -> str:
+def chain_of_rules(name: str, repeats: str, count: int, head: str = "") -> str:
     """Rules, or terminals, each of which is the next one, repeated."""
-    rules = "".join(f"{name}{n}: {name}{n + 1}{repeats}\n" for n in range(count))
+    rules = "".join(f"{name}{n}{head}: {name}{n + 1}{repeats}\n" for n in range(count))
     return f'start: {name}0\n{rules}{name}{count}: "a"\n'
 
 
@@ -140,6 +140,10 @@ def test_what_cannot_be_honoured_is_refused_in_one_line() -> None:
         (lambda: Structure.choice([]), "one or more"),
         (lambda: GRAMMARS.compiled(Structure.json_schema({"type": "array", "uniqueItems": True})), "uniqueItems"),
         (lambda: GRAMMARS.compiled(Structure("grammar", chain_of_rules("r", "", 300))), "302 rules; give at most 300"),
+        (
+            lambda: GRAMMARS.compiled(Structure("grammar", chain_of_rules("r", "{0,9}", 900, '[capture="a:/b"]'))),
+            "902 rules; give at most 300",
+        ),
         (lambda: GRAMMARS.compiled(Structure.json_schema(chain_of(1300))), "1301 references; give at most 1000"),
         (lambda: GRAMMARS.compiled(Structure("regex", "[^\\x00-\\x{10FFFF}]")), "nothing matches it"),
         (lambda: Grammars(metaspace(), VOCABULARY, ()).compiled(Structure("regex", "a")), "tokenizer"),

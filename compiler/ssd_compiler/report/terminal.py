@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle
@@ -19,7 +18,7 @@ def show(bundle: Bundle, out: Path) -> None:
     """Print what a compile has found for each domain."""
     layers = bundle.model.num_layers
     summaries = [domain_summary(config, layers) for config in bundle.domains.values()]
-    table = Table(title=f"{escape(bundle.model.name)}: speed against plain decoding on this device")
+    table = Table(title=f"{bundle.model.name}: speed against plain decoding on this device")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("domain", "verdict") else "right", no_wrap=True)
     for summary in summaries:

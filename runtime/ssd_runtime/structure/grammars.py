@@ -37,7 +37,8 @@ MOST_REASON = 200
 MOST_RULES, MOST_REFERENCES = 300, 1000
 """Most rules of a grammar and references of a schema: of more that refer to each other in turn, each of which may be
 empty, llguidance needs a minute for the first token."""
-RULE = re.compile(r'^[^:"/\n]+:', re.MULTILINE)
+RULE = re.compile(r'^[ \t]*[?!]?\w(?:[^:"/\n]|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/)*:', re.MULTILINE)
+"""The name of a rule or a terminal with its attributes, whose texts may have colons."""
 STACK_BYTES = 256 << 20
 """Address space of a stack on which as many rules as a structure can have refer to each other in turn."""
 STACK_SIZE = Lock()

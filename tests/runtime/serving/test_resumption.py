@@ -216,6 +216,10 @@ def test_requests_without_a_key_take_no_place_of_a_replica(services: list[Servic
                 assert response.status_code == 401
                 assert response.json()["error"]["code"] == "invalid_api_key"
         assert not replicas.calls
+        client.options(
+            "/v1/chat/completions", headers={"Origin": "http://page", "Access-Control-Request-Method": "POST"}
+        )
+        assert [call.method for call in replicas.calls] == ["OPTIONS"], "which have no key"
         right = {"Authorization": "Bearer right"}
         assert client.post("/v1/chat/completions", json=body, headers=right).status_code == 200
 

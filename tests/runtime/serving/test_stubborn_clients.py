@@ -168,11 +168,16 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert json.loads(response.read())["error"]["code"] == "overloaded"
             assert ended(late)
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.REFUSAL_SECONDS", 60.0)
+    refused = [socket.create_connection(address, timeout=60) for _ in range(9)]
+    assert all(response_of(each).status == 503 for each in refused)
     for client in clients:
         with client:
             client.sendall(request(1))
             assert response_of(client).status == 200
-    wait_for(lambda: answered(address) == 200)
+    wait_for(lambda: answered(address) == 200)  # those who stay though they are refused take no place
+    for each in refused:
+        each.close()
 
 
 def test_bytes_that_are_no_http_end_a_connection_whatever_was_answered(

@@ -57,6 +57,11 @@ class Experts:
         experts: Any = getattr(block, "experts", None)
         packed = isinstance(experts, PackedExperts)
         self._parts = list(experts.each) if packed else _views(experts)
+        names = ("gate_proj", "up_proj", "down_proj")
+        self._packed: list[nn.Module] = (
+            [getattr(part, name) for part in self._parts for name in names] if packed else []
+        )
+        """Projections of packed experts, whose weights are no parameters; they may get hooks."""
         self._stamp = self._found()
         activation = getattr(experts, "act_fn", None)  # GPT-OSS has none, but joins gate and up in a way of its own
         gated = None if activation is not None else experts.gated_halves if packed else experts._apply_gate
@@ -168,11 +173,7 @@ class Experts:
         gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
         modules = [self._block.experts, *(getattr(self._block, name) for name in gates)]
         found = stamp_of(modules) + [written(bias) for bias in self._biases() if bias is not None]
-        if isinstance(self._block.experts, PackedExperts):  # their weights are no parameters, but they may get hooks
-            names = ("gate_proj", "up_proj", "down_proj")
-            packed = (getattr(part, name) for part in self._block.experts.each for name in names)
-            found += [(projection, hooked(projection)) for projection in packed]
-        return found
+        return found + [each for each in self._packed if hooked(each)]
 
     def _biases(self) -> tuple[Tensor | None, ...]:
         """The bias that the router receives beside rows, None where the model lacks it; empty for other families."""

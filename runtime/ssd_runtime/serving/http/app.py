@@ -29,7 +29,7 @@ from ssd_runtime.serving.http.openai.answers.forms import ChatForm, CompletionFo
 from ssd_runtime.serving.http.openai.answers.responses import chat_body, response_events, whole_response
 from ssd_runtime.serving.http.openai.answers.resumption import RESUMPTION, Resumption
 from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED
-from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.errors import ApiError, no_valid_key
 from ssd_runtime.serving.http.openai.requests.generation_requests import chat_requests, compiled, completion_requests
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder, text_of
 from ssd_runtime.serving.http.openai.requests.requests import (
@@ -232,7 +232,10 @@ class Service:
 
     def _stream(self, request: Request) -> str:
         """The stream of a request's key. Raises ApiError if it has none that is valid."""
-        return self.keys.required_stream(request.headers.get("authorization"))
+        stream = self.keys.stream_of(request.headers.get("authorization"))
+        if stream is None:
+            raise no_valid_key()
+        return stream
 
     def _check_model(self, name: str | None) -> None:
         if name not in (None, self.settings.model_name):

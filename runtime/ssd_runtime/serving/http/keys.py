@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.serving.http.openai.errors import ApiError
 
 KEY_VARIABLE = "SSD_API_KEY"
 
@@ -38,13 +37,6 @@ class ApiKeys:
         if scheme.lower() != "bearer" or not any(found):
             return None
         return "" if self._shared else f"key {found.index(True) + 1}"
-
-    def required_stream(self, authorization: str | None) -> str:
-        """As `stream_of`. Raises ApiError if the header has no valid key."""
-        stream = self.stream_of(authorization)
-        if stream is None:
-            raise ApiError(401, "no valid API key; send `Authorization: Bearer KEY`", code="invalid_api_key")
-        return stream
 
 
 def read_keys(given: Sequence[str] | None) -> tuple[str, ...]:

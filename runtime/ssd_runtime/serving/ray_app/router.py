@@ -19,7 +19,7 @@ from starlette.routing import Route
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.openai.answers.events import DONE, event_of
 from ssd_runtime.serving.http.openai.answers.responses import failed_event
-from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.openai.errors import ApiError, no_valid_key
 from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.http.transport.bodies import Bodies
 from ssd_runtime.serving.http.transport.failures import exception_handlers
@@ -113,8 +113,10 @@ class Router:
 
     async def forward(self, request: Request) -> Response:
         """Give a request to a replica."""
-        if request.url.path.startswith(API):
-            self._keys.required_stream(request.headers.get("authorization"))
+        stream = self._keys.stream_of(request.headers.get("authorization"))
+        # Browsers ask for leave without a key.
+        if stream is None and request.url.path.startswith(API) and request.method != "OPTIONS":
+            raise no_valid_key()
         # A long body takes a while, in which other streams go on.
         routed = await asyncio.to_thread(read_call, await self._call(request))
         if not routed.streams:

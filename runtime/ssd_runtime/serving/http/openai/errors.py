@@ -57,6 +57,11 @@ def invalid(param: str | None, message: str, code: str = "invalid_value") -> Api
     return ApiError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 
+def no_valid_key() -> ApiError:
+    """The error of a request without one of the server's keys."""
+    return ApiError(401, "no valid API key; send `Authorization: Bearer KEY`", code="invalid_api_key")
+
+
 def too_many_answers(wanted: int, most: int, choices: int) -> ApiError:
     """The error of a request for more answers than `most`, with `choices` of them per prompt."""
     name = "n" if choices > 1 else "prompt"

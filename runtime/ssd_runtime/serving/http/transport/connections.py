@@ -25,6 +25,8 @@ LEAST_PIECE = 64
 """Mean bytes of the pieces after those: each takes the event loop as much time as thousands of bytes do."""
 REFUSAL_SECONDS = 1.0
 """Seconds within which a client may still send its request when it has been refused."""
+MOST_REFUSED = 64
+"""Such clients at once; the connections of others are closed at once."""
 MOST_CONNECTIONS = 512
 """Connections at once: half of the 1,024 files that systems usually allow a process."""
 
@@ -59,7 +61,8 @@ class BoundedProtocol(H11Protocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.conn = _Pieces(h11.SERVER, HEAD_BYTES)
-        self._refused = False
+        self._refused: set[BoundedProtocol] = app_state.setdefault("refused", set())
+        """Connections beyond the limit whose clients still send; the server's connections share it."""
         self._head: asyncio.TimerHandle | None = None
         self._send: asyncio.TimerHandle | None = None
 
@@ -69,18 +72,19 @@ class BoundedProtocol(H11Protocol):
         if len(self.connections) <= MOST_CONNECTIONS:
             self._await_head(True)
             return
+        self.connections.discard(self)
         transport.write(_refusal())
-        if transport.can_write_eof() and len(self.connections) <= 2 * MOST_CONNECTIONS:
+        if transport.can_write_eof() and len(self._refused) < MOST_REFUSED:
             # What the client sends is read, since a close before that would take the answer from it.
             transport.write_eof()
-            self._refused = True
+            self._refused.add(self)
             self.loop.call_later(REFUSAL_SECONDS, transport.close)
         else:
             transport.close()
 
     def data_received(self, data: bytes) -> None:
         """Read a part of a head or of a body."""
-        if self._refused:
+        if self in self._refused:
             return
         super().data_received(data)
         # A body that still comes after its answer has as long as the next head, which ends uvicorn's own time for that.
@@ -104,6 +108,7 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
         super().connection_lost(exc)
+        self._refused.discard(self)
         self._unset_keepalive_if_required()
         self._await_head(False)
         self._end_send()
