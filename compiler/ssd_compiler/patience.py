@@ -20,7 +20,7 @@ LOOK_SECONDS = 1.0
 MOST_TRIES = 5
 """Most measurements, for a machine that is noisy for another reason than other processes."""
 
-TOO_BUSY = "this device is too busy to be measured"
+TOO_BUSY = "this device cannot be measured now"
 
 
 class TooBusyError(UserError):

@@ -131,7 +131,7 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stages]:
 
 
 def test_a_compile_does_not_search_with_a_busy_machines_table(stages: Stages) -> None:
-    with pytest.raises(UserError, match=r"^this device is too busy to be measured: .*--coarse latencies$"):
+    with pytest.raises(UserError, match=r"^this device cannot be measured now: .*--coarse latencies$"):
         stages.latency()
     assert not list(stages.work.folder.glob("latency*"))  # type: ignore[attr-defined]
 

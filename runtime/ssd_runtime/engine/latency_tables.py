@@ -146,7 +146,7 @@ class LatencyTables:
 
     def _say_busy(self, seen: str) -> None:
         self._say(
-            f"this device is too busy to be measured ({seen}); its latencies are coarse until another run measures "
+            f"this device cannot be measured now ({seen}); its latencies are coarse until another run measures "
             "again; --threads leaves processors to other programs"
         )
 

@@ -106,7 +106,7 @@ def test_a_busy_run_goes_on_with_coarse_latencies_and_keeps_none(
     assert tables.table.step_seconds(16) == pytest.approx(machine.step_seconds(1, LAYERS), rel=0.2)
     measuring, busy = said
     assert measuring.startswith("first run of this model")
-    assert busy.startswith("this device is too busy to be measured (")
+    assert busy.startswith("this device cannot be measured now (")
     assert busy.endswith(
         "its latencies are coarse until another run measures again; --threads leaves processors to other programs"
     )
