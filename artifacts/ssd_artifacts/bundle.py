@@ -162,6 +162,14 @@ def require_replaceable(path: Path) -> None:
         raise UserError(f"{path} is a repository, which would be lost; compile elsewhere and copy the bundle into it")
 
 
+def require_free_out(out: Path) -> None:
+    """Raise UserError, which names --out, if writing a bundle to `out` would delete anything but a bundle."""
+    try:
+        require_replaceable(out)
+    except UserError as error:
+        raise UserError(f"--out: {error}") from None
+
+
 def _present_names(data: Any) -> Any:
     """The data of a domain file with former field names replaced by present ones."""
     if not isinstance(data, dict):

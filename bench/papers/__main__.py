@@ -35,8 +35,9 @@ SHOWN = Path("build/papers")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     known = {part.name: part for part in PARTS}
-    parser.add_argument("--quick", action="store_true", help="measure those at 1.5B in an hour, into a page of its own")
-    parser.add_argument("--only", help=f"comparisons to measure first: all, or of {', '.join(known)}; comma-separated")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--quick", action="store_true", help="measure those at 1.5B in an hour, into a page of its own")
+    some.add_argument("--only", help=f"comparisons to measure first: all, or of {', '.join(known)}; comma-separated")
     arguments = parser.parse_args()
     only = arguments.only
     names = list(known) if only == "all" else only.split(",") if only else []

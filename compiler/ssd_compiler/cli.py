@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ssd_artifacts.bundle import Bundle, require_replaceable
+from ssd_artifacts.bundle import Bundle, require_free_out
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_artifacts.sharing.opening import open_given
 from ssd_compiler.options import ClusterOptions, DomainOptions, SearchOptions, WriteOptions
@@ -142,7 +142,4 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
             raise UserError(
                 f"--domain-file: {path} has {count} prompts; at least {MIN_PROMPTS} are needed, so add some"
             )
-    try:
-        require_replaceable(out)
-    except UserError as error:
-        raise UserError(f"--out: {error}") from None
+    require_free_out(out)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ssd_artifacts.bundle import require_replaceable
+from ssd_artifacts.bundle import require_free_out
 from ssd_artifacts.files import clear_leftovers, write_atomically, write_lock
 from ssd_artifacts.manifest import REPORT_PAGE
 from ssd_artifacts.sharing.archive import archive_bytes, pack
@@ -200,7 +200,7 @@ def adopt_(
     """Make a bundle for another form of its model: measure how well its masks draft there, or say why not."""
     opened = open_bundle(bundle)
     given = read_prompts(prompts) if prompts is not None else []
-    _require_free(out)
+    require_free_out(out)
 
     # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_compiler.bundles.adopt import adopt
@@ -224,7 +224,7 @@ def adopt_(
     page = html_report(adopted)
     with write_lock(out):
         clear_leftovers(out)
-        _require_free(out)  # what was put there while this measured must not be lost
+        require_free_out(out)  # what was put there while this measured must not be lost
         adopted.save(out, page)
     for mask in masks:
         print(
@@ -249,13 +249,6 @@ def report(
 def main() -> None:
     """Run the command. A user's mistake ends it with one line and exit code 2."""
     run_command(app)
-
-
-def _require_free(out: Path) -> None:
-    try:
-        require_replaceable(out)
-    except UserError as error:
-        raise UserError(f"--out: {error}") from None
 
 
 def _remote(place: str) -> Reference:

@@ -105,6 +105,9 @@ class Grammars:
         with self._preparing:
             tokenizer = self._tokenizer
         kinds = llguidance.LLMatcher
+        limits = llguidance.LLParserLimits(
+            step_lexer_fuel=STEP_FUEL, max_lexer_states=MOST_STATES, verbose_errors=False
+        )
 
         def compiled(text: str) -> LLMatcher:
             found = kinds(tokenizer, text, log_level=0, limits=limits)
@@ -112,9 +115,6 @@ class Grammars:
                 found.compute_bitmask()  # some grammars prove too large, or empty, at the first token
             return found
 
-        limits = llguidance.LLParserLimits(
-            step_lexer_fuel=STEP_FUEL, max_lexer_states=MOST_STATES, verbose_errors=False
-        )
         try:
             if structure.kind == "json_schema":
                 text = kinds.grammar_from_json_schema(structure.text, defaults=STYLE)

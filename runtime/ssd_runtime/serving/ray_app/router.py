@@ -31,7 +31,7 @@ from ssd_runtime.serving.ray_app.routing import RESPONSES, Routed, read_call
 
 log = logging.getLogger("ssd_serve")
 API = "/v1/"
-"""What the paths begin with that need a key."""
+"""Prefix of the paths that need a key."""
 ATTEMPTS = 4
 """Replicas that a request is given to, at most."""
 PAUSE = 0.5
