@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.planning.auto.planning_time import PlanningTime
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
@@ -23,6 +24,6 @@ class Free(PlanningTime):
         return 0.0
 
 
-def stream_by_the_table() -> Stream:
+def stream_by_the_table(lookup: LookupStats | None = None) -> Stream:
     """A new stream that uses a latency table alone."""
-    return Stream(planning=Free(), verify=AsTheTable())
+    return Stream(lookup or LookupStats(), planning=Free(), verify=AsTheTable())

@@ -66,7 +66,10 @@ def plainly(ids: list[int], new: int) -> list[int]:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 @pytest.mark.parametrize("name", sorted(FAST))
-def test_a_stream_of_prompts_gives_plain_decoding(name: str, sampling: SamplingParams) -> None:
+def test_a_stream_of_prompts_gives_plain_decoding(
+    name: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ssd_runtime.planning.auto.auto.Stream", stream_by_the_table)
     make = strategy(name, *FAST[name])
     drafted = 0
     for ids in ([7, 7, 9], [1, 2, 3, 4]):
