@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.benchmarks.parts import PARTS, Part
-from bench.harness.code_digest import changes_section, changes_since
 from bench.harness.outcomes import Outcome, slug
+from bench.harness.provenance import disturbance
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.native.library import INSTRUCTIONS
 
@@ -96,7 +96,6 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
         sections.append(
             "## Not measured yet\n\n" + "\n".join(f"- {part.title}: `{part.shown()}`" for part in left) + "\n"
         )
-    sections.append(changes_section((each.packages for part in measured for each in outcomes[part.name]), packages))
     return "\n".join([*filter(None, sections), PAPERS])
 
 
@@ -185,9 +184,8 @@ def _section(part: Part, outcomes: Sequence[Outcome], packages: str) -> str:
 
 def _provenance(outcome: Outcome, packages: str) -> str:
     told = f"{outcome.date}, commit {outcome.commit}" if outcome.commit else outcome.date
-    since = changes_since(outcome.packages, packages)
-    told += " (the code has changed since)" if since is None else " ([changed since](#changes-since))" if since else ""
-    return f"{told}. {outcome.disturbance}".strip()
+    told += " (the code has changed since)" * outcome.is_stale(packages)
+    return f"{told}. {disturbance(outcome.stolen)}".strip()
 
 
 def _row(*cells: str) -> str:

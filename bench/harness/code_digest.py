@@ -1,19 +1,13 @@
-"""The code that figures depend on: a hash of the packages, and changes that are declared to leave every speed alone."""
+"""The code that figures depend on, as a hash of the packages."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
-import json
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
 PACKAGES = ("ssd_profiles", "ssd_artifacts", "ssd_runtime", "ssd_compiler")
-SAME_SPEED = Path(__file__).parent / "same_speed.json"
-"""Changes of the packages that no figure depends on: a list of objects with the digests `before` and `after` a change,
-and `why`. The pages print the reasons beside figures that were measured before. Steps of a cycle, searches, kernels and
-planners never belong here: what touches them is measured again."""
 
 
 def packages_digest() -> str:
@@ -50,29 +44,3 @@ class _WithoutTexts(ast.NodeTransformer):
     def visit_keyword(self, node: ast.keyword) -> ast.AST | None:
         """Drop a help text."""
         return None if node.arg == "help" else self.generic_visit(node)
-
-
-def changes_since(measured: str | None, packages: str, declared: Path = SAME_SPEED) -> list[str] | None:
-    """List the reasons of the declared changes from the code of the digest `measured` to that of `packages`.
-
-    Empty for the same code; None if the digests are not linked by declared changes.
-    """
-    steps = {step["before"]: (step["after"], step["why"]) for step in json.loads(declared.read_text(encoding="utf-8"))}
-    reasons = list[str]()
-    while measured != packages:
-        if measured not in steps:
-            return None
-        measured, why = steps.pop(measured)
-        reasons.append(why)
-    return reasons
-
-
-def changes_section(measured: Iterable[str | None], packages: str, declared: Path = SAME_SPEED) -> str:
-    """A section of a page about the declared changes since the code of some outcomes; empty without any."""
-    found = [why for digest in measured for why in changes_since(digest, packages, declared) or ()]
-    if not found:
-        return ""
-    lines = [f"- {why}" for why in dict.fromkeys(found)]
-    return "\n".join(
-        ["## Changes since", "", "No figure depends on what has changed since some were measured:", "", *lines, ""]
-    )

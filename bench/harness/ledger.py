@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,24 +59,34 @@ class Row:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read all rows of a comparison, finished or not. Raises UserError when there are none."""
+    """Read all rows of a comparison, finished or not. A last line that a kill cut short is left out.
+
+    Raises UserError if the file cannot be read.
+    """
+    return read_comparison(path)[1]
+
+
+def read_comparison(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Read the settings and the rows of a comparison, as `read_rows` does. Raises UserError."""
     try:
-        _, *lines = path.read_text(encoding="utf-8").splitlines()
-        return [Row(**json.loads(line)) for line in lines if line.endswith("}")]
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path}: no rows of bench.compare ({error})") from None
+        *lines, last = path.read_text(encoding="utf-8").splitlines()
+        with suppress(ValueError):
+            json.loads(last)
+            lines.append(last)
+        return json.loads(lines[0]), [Row(**json.loads(line)) for line in lines[1:]]
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{path}: holds no comparison ({error}); delete it to begin afresh") from None
 
 
-def read_comparison_settings(path: Path) -> dict[str, Any]:
-    """The settings of a comparison that `read_rows` can read."""
-    with path.open(encoding="utf-8") as file:
-        settings: dict[str, Any] = json.loads(file.readline())
-    return settings
+def stolen_share(rows: Sequence[Row]) -> float | None:
+    """Share of the processors' time that other guests took, over all rows; None if it was not counted."""
+    counted = [row for row in rows if row.stolen is not None]
+    seconds = sum(row.seconds for row in counted)
+    return sum(row.seconds * (row.stolen or 0.0) for row in counted) / seconds if seconds else None
 
 
 def write_rows(path: Path, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Write a whole comparison, as `Ledger` and `read_rows` read it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(settings), *(json.dumps(asdict(row)) for row in rows)]
     write_atomically(path, "\n".join(lines) + "\n")
 
@@ -88,18 +99,15 @@ class Ledger:
         self._path = path
         self._commit = commit()
         self.rows = list[Row]()
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            if read_comparison_settings(path) != settings:
+            known, rows = read_comparison(path)
+            if known != settings:
                 raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
             # A kill may leave a partial line, or a prompt without some contenders. Both are measured again.
-            rows = read_rows(path)
             found = Counter((row.prompt, row.repeat) for row in rows)
             whole = len(settings["contenders"])
             self.rows = [row for row in rows if found[row.prompt, row.repeat] == whole]
-            write_rows(path, settings, self.rows)
-        else:
-            path.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+        write_rows(path, settings, self.rows)
 
     @property
     def commits(self) -> str | None:
@@ -113,9 +121,7 @@ class Ledger:
     @property
     def stolen(self) -> float | None:
         """Share of the processors' time that other guests took, over all prompts; None if it was not counted."""
-        counted = [row for row in self.rows if row.stolen is not None]
-        seconds = sum(row.seconds for row in counted)
-        return sum(row.seconds * (row.stolen or 0.0) for row in counted) / seconds if seconds else None
+        return stolen_share(self.rows)
 
     def add(self, rows: list[Row], stolen: float | None = None) -> None:
         """Append all rows of a prompt at once, because they were measured in turn and belong together."""

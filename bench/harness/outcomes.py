@@ -15,9 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.harness.code_digest import changes_since
-from bench.harness.ledger import Row
-from bench.harness.provenance import disturbance
+from bench.harness.ledger import Row, stolen_share
 from bench.harness.standings import against, standings
 from ssd_artifacts.files import write_atomically
 
@@ -70,15 +68,13 @@ class Outcome:
         return against(self.rows, base, name)
 
     @property
-    def disturbance(self) -> str:
-        """A sentence about stolen processor time; empty if unknown."""
-        shares = [(row.seconds, row.stolen) for row in self.rows if row.stolen is not None]
-        seconds = sum(each for each, _ in shares)
-        return disturbance(sum(each * stolen for each, stolen in shares) / seconds) if seconds else ""
+    def stolen(self) -> float | None:
+        """Share of the processors' time that other guests of the machine took; None if unknown."""
+        return stolen_share(self.rows)
 
     def is_stale(self, packages: str) -> bool:
-        """Whether the packages have changed since in a way that figures can depend on."""
-        return changes_since(self.packages, packages) is None
+        """Whether the packages' code has changed since."""
+        return self.packages != packages
 
     def write(self, folder: Path = OUTCOMES) -> None:
         """Write the file, in place of an earlier outcome of this part on this processor."""

@@ -65,6 +65,13 @@ def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path, monkeypatch
     assert again.rows == [replace(each, commit="abc") for each in done]
     assert again.has("1", 0)
     assert not again.has("2", 0), "measured in turn with all contenders or not at all"
+    whole = path.read_text()
+    path.write_text(whole + '{"prompt": "2", "cycles": {}')
+    assert Ledger(path, settings).rows == again.rows, "a last row that is cut after a bracket"
+    for broken in ("", whole[:10]):
+        (tmp_path / "broken").write_text(broken)
+        with pytest.raises(UserError, match="holds no comparison"):
+            Ledger(tmp_path / "broken", settings)
     again.add([row("2", "plain", 2.0), row("2", "fast", 1.0)])
     assert again.commits == "abc, def", "rows keep the commit that they were measured at"
     with pytest.raises(UserError, match="other settings"):

@@ -13,7 +13,6 @@ import pytest
 
 from bench import prompts
 from bench.fixtures.prompts.prompt_files import SHARED
-from bench.harness.code_digest import changes_section, changes_since
 from bench.harness.provenance import commit
 from bench.prompts import FILES, PromptFile, all_rows, odd_questions, provide
 from ssd_profiles.errors import UserError
@@ -42,19 +41,6 @@ def test_a_commit_is_marked_where_anything_but_documents_has_changed(
     assert commit() == clean
     files[2].write_text("two")
     assert commit() == f"{clean}+"
-
-
-def test_outcomes_of_earlier_code_hold_where_only_declared_changes_lie_between(tmp_path: Path) -> None:
-    declared = tmp_path / "same_speed.json"
-    steps = [{"before": "a", "after": "b", "why": "One."}, {"before": "b", "after": "c", "why": "Two."}]
-    declared.write_text(json.dumps(steps))
-    assert changes_since("c", "c", declared) == []
-    assert changes_since("a", "c", declared) == ["One.", "Two."]
-    assert changes_since("b", "c", declared) == ["Two."]
-    for measured, packages in (("c", "a"), ("x", "c"), (None, "c"), ("a", "x")):
-        assert changes_since(measured, packages, declared) is None
-    assert changes_section(["a", "b", "c", None], "c", declared).splitlines()[-2:] == ["- One.", "- Two."]
-    assert changes_section(["c", "x"], "c", declared) == ""
 
 
 QUESTIONS = [{"question_id": number, "turns": [f"Why {number}? é"]} for number in range(4)]
