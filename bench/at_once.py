@@ -2,15 +2,16 @@
 
 `python -m bench.at_once --at 4,8 --rounds 3`
 
-Contenders take turns; every round decodes the same prompts, prefill included. Answers have one length. Intervals are
-over rounds.
+Contenders take turns on the same prompts, prefill included; every round has prompts of its own, so that nobody gains
+by what an earlier round has left behind. Answers have one length. Intervals are over rounds.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -18,12 +19,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
-from bench.harness.contenders import PLAIN, about, difference
+from bench.fixtures.prompts.prompt_files import SPEC_BENCH, read_pool, stratified
+from bench.harness.contenders import PLAIN, about, difference, digest
 from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.provenance import Watch
 from bench.harness.standings import standings
 from bench.harness.tables import show
+from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.commands.command import run_guarded
 from ssd_runtime.loading.loaded_model import conversation
@@ -100,23 +103,41 @@ def main() -> None:
     # No token ends an answer, so that all have one length.
     engine.loaded.model.generation_config.eos_token_id = -1
     loads = [int(each) for each in arguments.at.split(",")]
+    pool = read_pool(arguments.prompts)
+    shares = list(batches(stratified(arguments.prompts, len(pool)), loads, arguments.rounds))
     engine.max_sequences = max(loads)
     ways = working(engine)
     settings = {
         **about(engine),
-        "prompts": [arguments.prompts.name, 2 * max(loads)],
+        "prompts": [arguments.prompts.name, 2 * max(loads), digest(pool)],
+        "at": loads,
         "max_new_tokens": arguments.max_new_tokens,
         "contenders": list(ways),
     }
     ledger = Ledger(arguments.out / NAME, settings)
-    for number in range(arguments.rounds):
-        for at_once in loads:
-            name = f"{at_once} at once, round {number + 1}"
-            if not ledger.has(name, 0):
-                prompts = stratified(arguments.prompts, 2 * at_once)
-                ids = [engine.loaded.encode(conversation(each)) for each in prompts]
-                measure(ledger, engine, ways, ids, (name, at_once, number), arguments.max_new_tokens)
+    for number, at_once, prompts in shares:
+        name = f"{at_once} at once, round {number + 1}"
+        if not ledger.has(name, 0):
+            ids = [engine.loaded.encode(conversation(each)) for each in prompts]
+            measure(ledger, engine, ways, ids, (name, at_once, number), arguments.max_new_tokens)
     show(standings(ledger.rows, [PLAIN, *PEERS]), PLAIN, [PLAIN, *PEERS], Console(highlight=False, width=160))
+
+
+def batches(prompts: Sequence[Prompt], loads: Sequence[int], rounds: int) -> Iterator[tuple[int, int, list[Prompt]]]:
+    """Rounds, requests at once, and twice as many prompts, each prompt once. Raises UserError if these do not suffice.
+
+    More rounds leave the prompts of earlier ones as they are.
+    """
+    needed = rounds * 2 * sum(loads)
+    if needed > len(prompts):
+        raise UserError(
+            f"--prompts: {rounds} rounds of {' and '.join(map(str, loads))} at once take {needed} prompts, got "
+            f"{len(prompts)}; give more, or fewer --rounds"
+        )
+    left = iter(prompts)
+    for number in range(rounds):
+        for at_once in loads:
+            yield number, at_once, list(islice(left, 2 * at_once))
 
 
 def working(engine: Engine) -> dict[str, Serve]:

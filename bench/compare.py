@@ -12,7 +12,6 @@ gives the same figures.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench.fixtures.prompts.prompt_files import read_pool, stratified
-from bench.harness.contenders import PLAIN, Decode, about, difference, ours, singly, strategy_of
+from bench.harness.contenders import PLAIN, Decode, about, difference, digest, ours, singly, strategy_of
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.peers.in_process import PEERS
 from bench.harness.pricing import priced, read_latency
@@ -203,12 +202,6 @@ def _measure(ledger: Ledger, engine: Engine, work: Work, console: Console) -> No
             ],
             stolen,
         )
-
-
-def digest(prompts: Sequence[Prompt]) -> str:
-    """Hash of the decoded prompts, which tells apart files of the same name and length."""
-    texts = [[prompt.id, *conversation(prompt)] for prompt in prompts]
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def _difference(engine: Engine, ids: list[int], plain: list[int], other: list[int], sampling: SamplingParams) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
-from bench.harness.contenders import PLAIN, Decode, Timed, about, difference, ours
+from bench.harness.contenders import PLAIN, Decode, Timed, about, difference, digest, ours
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.provenance import Watch, disturbance
 from bench.harness.standings import standings
@@ -50,6 +50,8 @@ SPECULATIONS = (
 12 or 24 equal ones. So two are tried with short drafts, too, since rows are dear on a CPU."""
 SETTLE = 0.5
 """Seconds between two contenders: the server's threads spin for a while after their work."""
+PATIENCE = 600.0
+"""Longest wait in seconds for a server to start, and for an answer."""
 
 
 def main() -> None:
@@ -74,10 +76,11 @@ def main() -> None:
         arguments.out / NAME,
         {
             **about(engine),
-            "prompts": [arguments.prompts.name, len(prompts)],
+            "prompts": [arguments.prompts.name, len(prompts), digest(prompts)],
             "max_new_tokens": arguments.max_new_tokens,
             "contenders": [*peers, *STRATEGIES],
             "name": f"{Path(arguments.model).name}, packed",
+            "server": version(arguments.server),
         },
     )
     if todo := [prompt for prompt in prompts if not ledger.has(prompt.id, 0)]:
@@ -153,19 +156,32 @@ def serving(command: Sequence[str], log: Path) -> Iterator[Decode]:
     except OSError as error:
         raise UserError(f"--server {command[0]}: cannot be run ({first_line(error)}); build it") from None
     try:
+        began = monotonic()
         while not _is_ready(url := f"http://127.0.0.1:{port}"):
             if process.poll() is not None:
                 raise UserError(f"--server {command[0]}: ended before it could answer; {log} says why")
+            if monotonic() - began > PATIENCE:
+                raise UserError(f"--server {command[0]}: not ready after {PATIENCE:.0f} s; {log} may say why")
             sleep(0.1)
         yield partial(_complete, url)
     finally:
-        process.terminate()
+        process.kill()
         process.wait()
+
+
+def version(server: Path) -> str:
+    """The build and the compiler that a server names. Raises UserError if it cannot be run."""
+    try:
+        done = subprocess.run([server, "--version"], capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"--server {server}: cannot be run ({first_line(error)}); build it") from None
+    lines = [line.strip() for line in (done.stdout + done.stderr).splitlines()]
+    return "; ".join(line for line in lines if line.startswith(("version", "built with")))
 
 
 def _is_ready(url: str) -> bool:
     try:
-        with urlopen(f"{url}/health"):
+        with urlopen(f"{url}/health", timeout=1.0):
             return True
     except OSError:
         return False
@@ -174,8 +190,11 @@ def _is_ready(url: str) -> bool:
 def _complete(url: str, ids: list[int], new: int, **more: Any) -> Timed:
     asked = {"prompt": ids, "n_predict": new, "temperature": 0, "cache_prompt": False, "return_tokens": True, **more}
     request = Request(f"{url}/completion", json.dumps(asked).encode(), {"Content-Type": "application/json"})
-    with urlopen(request) as answer:
-        return timed(json.load(answer))
+    try:
+        with urlopen(request, timeout=PATIENCE) as answer:
+            return timed(json.load(answer))
+    except TimeoutError:
+        raise UserError(f"{url}: no answer within {PATIENCE:.0f} s") from None
 
 
 def timed(answer: Mapping[str, Any]) -> Timed:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.fixtures.prompts.prompt_files import FETCHED, SHARED
+from bench.fixtures.prompts.prompt_files import PROMPTS
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
 from ssd_runtime.commands.command import run_guarded
@@ -29,6 +29,8 @@ Records = list[dict[str, Any]]
 GITHUB = "https://raw.githubusercontent.com"
 SECONDS = 60.0
 """Longest wait for an answer of a public home."""
+SHARED = Path("../shared/data")
+"""Folder of a developer's machine that holds the same files."""
 ROWS = Path(__file__).parent / "fixtures" / "prompts" / "prompt_rows.json"
 
 
@@ -107,7 +109,7 @@ FILES = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="check what is there; neither copy nor fetch")
-    parser.add_argument("--out", type=Path, default=FETCHED)
+    parser.add_argument("--out", type=Path, default=PROMPTS)
     arguments = parser.parse_args()
     wrong = [line for line in provide(FILES, arguments.out, arguments.check) if line]
     if wrong:

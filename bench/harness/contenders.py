@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
@@ -9,8 +11,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine, RunSettings, SamplingParams
 from ssd_runtime.engine.output.divergence import Kind, compare
+from ssd_runtime.loading.loaded_model import conversation
 from ssd_runtime.planning.plan import Cycle
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
@@ -120,6 +124,12 @@ def difference(
 ) -> Kind:
     """Tell how an answer differs from plain decoding's."""
     return compare(Session(engine.decoder, sampling), ids, plain, other).kind
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """Hash of prompts, which tells apart files of the same name and length."""
+    texts = [[prompt.id, *conversation(prompt)] for prompt in prompts]
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def about(engine: Engine) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from bench.harness.ledger import NAME, Ledger, Row, read_rows
 from bench.harness.peers.in_process import PEERS
 from bench.harness.standings import against, standings
 from ssd_profiles.errors import UserError
+from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.planning.settings import AutoSettings
 from tests.folders import TEXTS, save_tiny_model
@@ -135,8 +136,18 @@ def test_repeats_make_an_interval_no_narrower() -> None:
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("\n".join(json.dumps({"prompt": text[:40]}) for text in TEXTS[:2] * 2))
+    path.write_text(
+        "\n".join(json.dumps({"prompt": f"{text[:40]} {number}"}) for number in range(6) for text in TEXTS[:2])
+    )
     return path
+
+
+def test_every_round_has_prompts_of_its_own() -> None:
+    prompts = [Prompt(str(number), turns=("a",)) for number in range(14)]
+    one, two = (list(at_once.batches(prompts, (1, 2), rounds)) for rounds in (1, 2))
+    assert two[:2] == one
+    assert [(number, load, len(some)) for number, load, some in two] == [(0, 1, 2), (0, 2, 4), (1, 1, 2), (1, 2, 4)]
+    assert len({prompt.id for _, _, some in two for prompt in some}) == 12
 
 
 @pytest.mark.usefixtures("made_up_latencies")
@@ -148,6 +159,9 @@ def test_requests_at_once(tmp_path: Path, prompts: Path, monkeypatch: pytest.Mon
     options = ["--model", str(folder), "--prompts", str(prompts), "--at", "1,2", "--max-new-tokens", "5"]
     for rounds in ("1", "2"):
         monkeypatch.setattr(sys, "argv", ["peers", *options, "--rounds", rounds, "--out", str(out)])
+        at_once.main()
+    monkeypatch.setattr(sys, "argv", ["peers", *options, "--rounds", "3", "--out", str(out)])
+    with pytest.raises(UserError, match="take 18 prompts, got 12"):
         at_once.main()
     rows = read_rows(out / NAME)
     assert {row.category for row in rows} == {"1 at once", "2 at once"}

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from bench.harness.contenders import PLAIN, Decode, Timed, ours
 from bench.harness.ledger import NAME, Ledger, read_rows
-from bench.llama_cpp import LLAMA, SPECULATIONS, measure, serving, tell
+from bench.llama_cpp import LLAMA, SPECULATIONS, measure, serving, tell, version
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from tests.folders import TEXTS, save_tiny_model
@@ -53,6 +53,21 @@ def test_a_server_that_cannot_start_is_told_in_one_line(tmp_path: Path) -> None:
     for command, why in ((["false"], f"ended before it could answer; {log} says why"), (["./none"], "cannot be run")):
         with pytest.raises(UserError, match=why), serving(command, log):
             pass
+
+
+def test_a_server_that_never_answers_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.llama_cpp.PATIENCE", 0.2)
+    with pytest.raises(UserError, match="not ready after 0 s"), serving(["sleep", "60"], tmp_path / "log"):
+        pass
+
+
+def test_a_servers_build_is_known(tmp_path: Path) -> None:
+    server = tmp_path / "llama-server"
+    server.write_text("#!/bin/sh\necho loading\necho 'version: 11434 (abc)' >&2\necho 'built with GNU 12' >&2\n")
+    server.chmod(0o755)
+    assert version(server) == "version: 11434 (abc); built with GNU 12"
+    with pytest.raises(UserError, match="cannot be run"):
+        version(tmp_path / "none")
 
 
 def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_is_named(

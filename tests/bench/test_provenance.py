@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from bench import prompts
-from bench.fixtures.prompts.prompt_files import SHARED
 from bench.harness.provenance import commit
-from bench.prompts import FILES, PromptFile, all_rows, odd_questions, provide
+from bench.prompts import FILES, SHARED, PromptFile, all_rows, odd_questions, provide
 from ssd_profiles.errors import UserError
 
 
