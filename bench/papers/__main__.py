@@ -15,8 +15,10 @@ where they are missing.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
+from bench.fixtures.prompts.prompt_files import PROMPTS
 from bench.harness.code_digest import packages_digest
 from bench.harness.outcomes import outcome_of, read_outcomes
 from bench.harness.provenance import processor
@@ -24,6 +26,7 @@ from bench.papers.page import PAGE, page, trend
 from bench.papers.parts import PARTS, quick_parts
 from bench.papers.picture import PICTURE, picture
 from bench.papers.scoreboard import Look
+from bench.prompts import FILES, provide
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
 from ssd_runtime.commands.command import run_guarded
@@ -44,8 +47,11 @@ def main() -> None:
     if unknown := set(names) - set(known):
         parser.error(f"--only: no such comparison: {', '.join(sorted(unknown))}")
     wanted = quick_parts() if arguments.quick else [known[name] for name in names]
+    os.chdir(Path(__file__).parents[2])  # the commands of comparisons name paths in the clone
     if missing := dict.fromkeys(part.bundle.missing for part in wanted if part.bundle.missing):
         raise UserError("; ".join(filter(None, missing)))
+    if wanted and (wrong := provide(FILES, PROMPTS)):
+        raise UserError("; ".join(wrong))
     packages = packages_digest()
     if arguments.quick:
         outcomes = {part.name: [part.measure(SHOWN / "quick" / packages, packages)] for part in wanted}

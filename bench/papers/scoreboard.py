@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.outcomes import Outcome
+from ssd_profiles.errors import UserError
 
 ONCE = Path(__file__).parent / "measured_once.json"
 """Numbers that tools printed which have left the tree."""
 
 
-class NotMeasuredError(Exception):
+class NotMeasuredError(UserError):
     """An outcome or a figure that a claim needs is missing."""
 
 
@@ -38,14 +39,17 @@ class Look:
 
     def among(self, part: str, first: int, last: int, contender: str, figure: str = "speedup") -> float:
         """A figure over the prompts `first` to `last` of the stream, counted from 1. Raises NotMeasuredError."""
-        outcome = self._outcome(part)
-        prompts = list(dict.fromkeys(row.prompt for row in outcome.rows))[first - 1 : last]
-        rows = tuple(row for row in outcome.rows if row.prompt in prompts)
-        return self._figure(replace(outcome, rows=rows), contender, figure)
+        return self._figure(_among(self._outcome(part), first, last), contender, figure)
 
-    def ratio(self, part: str, first: str, second: str, figure: str = "speedup") -> float:
-        """Speed of one contender ÷ another's, paired by prompt, or its `low` or `high`. Raises NotMeasuredError."""
-        found = self._outcome(part).against(second, first) or {}
+    def ratio(
+        self, part: str, first: str, second: str, figure: str = "speedup", prompts: tuple[int, int] | None = None
+    ) -> float:
+        """Speed of one contender ÷ another's, paired by prompt, or its `low` or `high`. Raises NotMeasuredError.
+
+        `prompts` are the numbers of the first and the last prompt of the stream that count; None for all.
+        """
+        outcome = self._outcome(part)
+        found = (outcome if prompts is None else _among(outcome, *prompts)).against(second, first) or {}
         if figure not in found:
             raise NotMeasuredError(f"no {first} beside {second} in {part} yet")
         return found[figure]
@@ -67,6 +71,12 @@ class Look:
         if figure not in figures:
             raise NotMeasuredError(f"no {contender} in {outcome.part} yet")
         return figures[figure]
+
+
+def _among(outcome: Outcome, first: int, last: int) -> Outcome:
+    """An outcome's prompts `first` to `last`, counted from 1."""
+    prompts = list(dict.fromkeys(row.prompt for row in outcome.rows))[first - 1 : last]
+    return replace(outcome, rows=tuple(row for row in outcome.rows if row.prompt in prompts))
 
 
 @dataclass(frozen=True, slots=True)

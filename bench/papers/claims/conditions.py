@@ -14,13 +14,21 @@ SAMPLED, REAL_SAMPLED = "sampled", "qwen-sampled"
 
 
 def over(first: str, second: str, *parts: str) -> tuple[Callable[[Look], bool], ...]:
-    """Conditions that one contender is faster than another, one for each part."""
-    return tuple(lambda look, part=part: look(part, first) > look(part, second) for part in parts)
+    """Conditions that one contender is faster than another (`paired`), one for each part."""
+    return tuple(paired(first, second, part) for part in parts)
 
 
-def paired(first: str, second: str, part: str) -> Callable[[Look], bool]:
-    """The condition that a contender is faster than another on the same prompts, by the whole interval of the ratio."""
-    return lambda look: look.ratio(part, first, second, "low") > 1.0
+def paired(first: str, second: str, part: str, prompts: tuple[int, int] | None = None) -> Callable[[Look], bool]:
+    """The condition that a contender is faster than another on the same prompts, by the whole interval of the ratio.
+
+    `prompts` are those of `Look.ratio`.
+    """
+    return lambda look: look.ratio(part, first, second, "low", prompts) > 1.0
+
+
+def untried(look: Look) -> bool:
+    """The condition of what was not tried here: with it, a claim is reproduced in part at most."""
+    raise NotMeasuredError("not tried")
 
 
 def least(contender: str, speedup: float, *parts: str) -> tuple[Callable[[Look], bool], ...]:
@@ -41,9 +49,9 @@ def speeds(look: Look, part: str, *contenders: str) -> str:
     return ", ".join(f"{look(part, name):.2f}" for name in contenders)
 
 
-def interval(look: Look, part: str) -> str:
-    """KNN ÷ Mix, paired by prompt, with its interval."""
-    ratio, low, high = (look.ratio(part, "knn", "fixed:mix", each) for each in ("speedup", "low", "high"))
+def interval(look: Look, part: str, first: str = "knn", second: str = "fixed:mix") -> str:
+    """A contender ÷ another, paired by prompt, with its interval."""
+    ratio, low, high = (look.ratio(part, first, second, each) for each in ("speedup", "low", "high"))
     return f"{ratio:.2f} ({low:.2f} to {high:.2f})"
 
 
