@@ -24,7 +24,7 @@ from rich.progress import track
 
 from bench.fixtures.prompts.prompt_files import read_pool, stratified
 from bench.harness.contenders import PLAIN, Decode, about, difference, digest, ours, singly, strategy_of
-from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
+from bench.harness.ledger import NAME, Ledger, Row
 from bench.harness.peers.in_process import PEERS
 from bench.harness.pricing import priced, read_latency
 from bench.harness.provenance import Watch, disturbance
@@ -61,11 +61,7 @@ def main() -> None:
         engine.latency = read_latency(arguments.priced, engine.decoder.shape.num_layers)
     sampling = SamplingParams(
         temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
         repetition_penalty=engine.loaded.repetition_penalty,
-        rejection=arguments.rejection,
     )
     contenders = _contenders(arguments.contenders.split(","), engine, sampling, is_priced)
     count = arguments.count or (None if arguments.full else 26)
@@ -86,7 +82,7 @@ def main() -> None:
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.out / NAME, settings)
-    _measure(ledger, engine, Work(prompts, contenders, new, arguments.repeats, sampling), console)
+    _measure(ledger, engine, Work(prompts, contenders, new, sampling), console)
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     summary = {"settings": settings, "commit": ledger.commits, "stolen": ledger.stolen, "standings": found}
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
@@ -118,12 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--count", type=int)
     parser.add_argument("--max-new-tokens", type=int)
-    parser.add_argument("--repeats", type=int, default=1, help="each a stream of its own")
     parser.add_argument("--temperature", type=float, default=0.0, help="above 0, sample; strategies only, no peers")
-    parser.add_argument("--top-k", type=int, default=0)
-    parser.add_argument("--top-p", type=float, default=1.0)
-    parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--rejection", action="store_true", help="outputs are not compared then: they differ")
     parser.add_argument("--out", type=Path, default=Path("build/compare"))
     return parser.parse_args()
 
@@ -162,31 +153,23 @@ class Work:
     contenders: Mapping[str, Make]
     new: int
     """Most new tokens of an answer."""
-    repeats: int
     sampling: SamplingParams
 
 
 def _measure(ledger: Ledger, engine: Engine, work: Work, console: Console) -> None:
     """Run every contender on every prompt in turn, rotating the order from prompt to prompt."""
-    todo = [(repeat, i) for repeat in range(work.repeats) for i in range(len(work.prompts))]
-    todo = [(repeat, i) for repeat, i in todo if not ledger.has(work.prompts[i].id, repeat)]
+    todo = [(i, prompt) for i, prompt in enumerate(work.prompts) if not ledger.has(prompt.id, 0)]
     if todo:
         warm_up = engine.loaded.encode(conversation(work.prompts[0]))
         for name, make in work.contenders.items():
             make(f"{name}, warm-up")(warm_up, min(work.new, 8))
     names = list(work.contenders)
-    # Every repeat starts without statistics from earlier ones.
-    decoders = {
-        (name, repeat): make(f"{name}, {repeat}")
-        for repeat in range(work.repeats)
-        for name, make in work.contenders.items()
-    }
-    for repeat, i in track(todo, "decoding", console=console, disable=not console.is_terminal):
-        prompt = work.prompts[i]
-        shift = (i + repeat) % len(names)
+    decoders = {name: make(name) for name, make in work.contenders.items()}
+    for i, prompt in track(todo, "decoding", console=console, disable=not console.is_terminal):
+        shift = i % len(names)
         watch = Watch()
         ids = engine.loaded.encode(conversation(prompt))
-        done = {name: decoders[name, repeat](ids, work.new) for name in names[shift:] + names[:shift]}
+        done = {name: decoders[name](ids, work.new) for name in names[shift:] + names[:shift]}
         stolen = watch.stolen()
         ledger.add(
             [
@@ -194,19 +177,16 @@ def _measure(ledger: Ledger, engine: Engine, work: Work, console: Console) -> No
                     prompt=prompt.id,
                     category=prompt.category or "all",
                     contender=name,
-                    repeat=repeat,
-                    divergence=_difference(engine, ids, done[PLAIN].token_ids, done[name].token_ids, work.sampling),
+                    repeat=0,
+                    divergence=difference(
+                        engine, ids, done[PLAIN].token_ids, done[name].token_ids, work.sampling
+                    ).value,
                     timed=done[name],
                 )
                 for name in names
             ],
             stolen,
         )
-
-
-def _difference(engine: Engine, ids: list[int], plain: list[int], other: list[int], sampling: SamplingParams) -> str:
-    """Classify the difference: `none`, `near_tie` or `error`, or `NOT_COMPARED` under tests by rejection."""
-    return NOT_COMPARED if sampling.tests_drafts else difference(engine, ids, plain, other, sampling).value
 
 
 if __name__ == "__main__":

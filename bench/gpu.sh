@@ -67,7 +67,7 @@ equality() {  # equality DTYPE: ends with an error where an output is not plain 
 }
 
 steps() {
-  "$python" -m bench.roofline "$model" --weights dense --dtype "$1" --rounds 5
+  "$python" -m bench.roofline "$model" --weights dense --dtype "$1" --device "$device" --rounds 5
 }
 
 planted() {  # layers that are known to be skippable: what a search finds, and what it gains

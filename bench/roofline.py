@@ -84,9 +84,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--weights", choices=("packed", "dense"))
     parser.add_argument("--dtype")
+    parser.add_argument("--device")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    loaded = load_model(arguments.model, None, arguments.dtype, arguments.weights)
+    loaded = load_model(arguments.model, arguments.device, arguments.dtype, arguments.weights)
     file = loaded.source.gguf if loaded.source is not None else None
     if arguments.llama_bench is not None and file is None:
         raise UserError("--llama-bench: needs packed weights; give a .gguf file, and --weights packed for the demo")

@@ -46,8 +46,9 @@ drafted tokens; *TPT*: expected tokens per second of a mask and a draft length.
 
 *1.5B* is packed Qwen2.5-Coder-1.5B-Instruct (Q4_K_M), *135M* is SmolLM2-135M-Instruct in fp32. Where all strategies
 are compared, the former is priced and the latter timed: **they differ in more than size**. *Planted* is the latter
-model with 30 inserted layers that do next to nothing, *late-weak* has these at its end, and *diffuse* has sub-layers that are weak by degrees. *KNN*, *Fix* and *Mix* are the
-masks of the nearest domain, of one domain, and of all domains together; *r* is the mix ratio of a stream's domains.
+model with 30 inserted layers that do next to nothing, *late-weak* has these at its end, and *diffuse* has sub-layers
+that are weak by degrees. *KNN*, *Fix* and *Mix* are the masks of the nearest domain, of one domain, and of all domains
+together; *r* is the mix ratio of a stream's domains.
 `swift+tree=0` is a strategy with a parameter that is not its default.
 """
 SOURCES = f"""## Where the figures come from

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
+import torch
+from transformers import PreTrainedModel
 
-from bench.fixtures.hard_planted import plant_pairs
-from bench.fixtures.planted import plant
+from bench.fixtures.planted import add_biases, plant, plant_at
 from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
@@ -141,6 +143,33 @@ def test_models_of_one_or_two_layers(layers: int, method: SearchMethod) -> None:
     bounds = SearchBounds(12, float("inf"), 0, 8, method)
     result = search(decoder, own, latency_table(layers), 20, bounds, lambda: None, lambda *_: None)
     assert all(entry.mask.strip("0") for entry in result.frontier)
+
+
+@torch.no_grad()
+def plant_pairs(
+    model: PreTrainedModel, pairs: int, strength: float, epsilon: float = 0.02, seed: int = 0
+) -> tuple[PreTrainedModel, SubLayerPlan]:
+    """Plant pairs of weak layers: one's MLP adds a vector of `strength` times the state's size, the other's removes it.
+
+    So a dynamic programme that compares states after every sub-layer never skips the first. Returns the model with the
+    mask of all planted layers. The given model gets biases of zero in its MLPs.
+    """
+    layers = model.config.num_hidden_layers
+    picker = random.Random(seed)
+    firsts = [source + 1 + 2 * number for number, source in enumerate(sorted(picker.sample(range(layers), pairs)))]
+    model.config.mlp_bias = True
+    add_biases(model)
+    planted, weak = plant_at(model, epsilon, {first + by for first in firsts for by in (0, 1)})
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(model.config.vocab_size, (1, 64), generator=generator)
+    states = planted(ids, output_hidden_states=True).hidden_states
+    for first in firsts:
+        direction = torch.randn(model.config.hidden_size, generator=generator)
+        size = strength * float(states[first][0].norm(dim=-1).median())
+        added = size * direction / direction.norm()
+        planted.model.layers[first].mlp.down_proj.bias.add_(added)
+        planted.model.layers[first + 1].mlp.down_proj.bias.sub_(added)
+    return planted, weak
 
 
 @pytest.fixture(scope="module")
