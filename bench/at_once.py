@@ -2,8 +2,8 @@
 
 `python -m bench.at_once --at 4,8 --rounds 3`
 
-Contenders take turns on the same prompts, prefill included; every round has prompts of its own, so that nobody gains
-by what an earlier round has left behind. Answers have one length. Intervals are over rounds.
+Contenders take turns on the same prompts, prefill included; every round has prompts of its own, so that no prompt is
+known from an earlier one. Answers have one length. Intervals are over rounds.
 """
 
 from __future__ import annotations
