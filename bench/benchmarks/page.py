@@ -11,6 +11,7 @@ from bench.benchmarks.figures import Fastest
 from bench.benchmarks.parts import PARTS, Part
 from bench.harness.outcomes import Outcome, slug
 from ssd_profiles.errors import UserError
+from ssd_runtime.planning.auto.controller import MIN_ADVANTAGE
 from ssd_runtime.weights.native.library import INSTRUCTIONS
 
 PAGE = Path("docs/benchmarks.md")
@@ -58,13 +59,13 @@ packages. **Nothing here was measured on a GPU, or on a model with more than 1.5
 **How.** Our contenders share weights, process and threads, and decode each prompt in turn. Speed is that of decoding:
 all tokens after an answer's first ÷ all seconds after the prefill, unless a table says otherwise. Brackets are 95%
 intervals over prompts (Student's t). Every output of ours is compared with plain decoding's. *÷ plain decoding* means
-relative to plain decoding by this engine. Decoding is greedy. The margin by which drafts of the model must promise more
-than guesses (`MIN_ADVANTAGE`) was chosen on prompts of GSM8K, HumanEval and Spec-Bench.
+relative to plain decoding by this engine. Decoding is greedy. Drafts of the model must promise {margin} times what
+guesses do (`MIN_ADVANTAGE`), which was chosen on prompts of GSM8K, HumanEval and Spec-Bench.
 
 **Against llama.cpp**: llama.cpp is built for this processor, and its own server is a process with as many threads on
 the same file. It decodes plainly, and with n-gram speculation in some settings; *its fastest setting* is the one of
 these with most tokens/s over all prompts of a table. `auto` learns along the stream of prompts: where both were
-measured, it reaches {stream} of plain decoding on a stream, and {single} with each prompt by itself.
+measured (135M on no grid), it reaches {stream} of plain decoding on a stream, {single} with each prompt by itself.
 
 ## Repeat it
 
@@ -93,6 +94,7 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
     makes = dict.fromkeys(make for part in PARTS if not part.makes_itself for make in part.needs.values())
     head = HEAD.format(
         stream=value(outcomes, "off-grid", "auto/plain"),
+        margin=MIN_ADVANTAGE,
         single=value(outcomes, "off-grid", "single:auto/plain"),
         makes="\n".join(f"    {make}" for make in makes),
     )
