@@ -15,7 +15,7 @@ from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.native.library import COUNT, FLOAT, POINTER, fields, library
 
 QUERIES = 32
 """Most queries of a key-value head that are attended together."""
@@ -27,37 +27,19 @@ class SegmentPlace(ctypes.Structure):
     """`Segment` in `weights/native/attention.h`."""
 
     _fields_ = (
-        ("keys", ctypes.c_void_p),
-        ("values", ctypes.c_void_p),
-        ("bytes", ctypes.c_int64),
-        ("room", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("rows", ctypes.c_int64),
-        ("slots", ctypes.c_int64),
-        ("own", ctypes.c_int64),
-        ("bias", ctypes.c_void_p),
-        ("bias_stride", ctypes.c_int64),
-        ("bias_bytes", ctypes.c_int64),
+        *fields(POINTER, "keys values"),
+        *fields(COUNT, "bytes room stride rows slots own"),
+        *fields(POINTER, "bias"),
+        *fields(COUNT, "bias_stride bias_bytes"),
     )
 
 
 class _Block(ctypes.Structure):
     _fields_ = (
-        ("qkv", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("q_norm", ctypes.c_void_p),
-        ("k_norm", ctypes.c_void_p),
-        ("sinks", ctypes.c_void_p),
-        ("sink_bytes", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-        ("cap", ctypes.c_float),
-        ("projections", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("gated", ctypes.c_int64),
-        ("alternate", ctypes.c_int64),
-        ("kv_bits", ctypes.c_int64),
+        *fields(POINTER, "qkv output q_norm k_norm sinks"),
+        *fields(COUNT, "sink_bytes"),
+        *fields(FLOAT, "scale cap"),
+        *fields(COUNT, "projections heads kv_heads head_dim gated alternate kv_bits"),
     )
 
 

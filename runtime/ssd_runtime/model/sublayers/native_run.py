@@ -22,24 +22,14 @@ from ssd_runtime.model.sublayers.native_attention import (
 )
 from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
-from ssd_runtime.weights.native.library import library
+from ssd_runtime.weights.native.library import COUNT, POINTER, fields, library
 
 
 class _SubLayer(ctypes.Structure):
     _fields_ = (
-        ("block", ctypes.c_void_p),
-        ("segments", ctypes.c_void_p),
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
-        ("angle_bytes", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("longest", ctypes.c_int64),
-        ("gate_up", ctypes.c_void_p),
-        ("down", ctypes.c_void_p),
-        ("activation", ctypes.c_void_p),
-        ("experts", ctypes.c_void_p),
-        ("connection", ctypes.c_void_p),
+        *fields(POINTER, "block segments cos sin"),
+        *fields(COUNT, "angle_bytes width stride longest"),
+        *fields(POINTER, "gate_up down activation experts connection"),
     )
 
 

@@ -23,7 +23,7 @@ from ssd_runtime.weights.kernels.formats import (
     whole_tiles,
 )
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.native.library import floats, library
+from ssd_runtime.weights.native.library import COUNT, POINTER, fields, floats, library
 
 SMALLEST_SCALE = 2.0**-24
 """The smallest positive number of fp16."""
@@ -31,17 +31,9 @@ SMALLEST_SCALE = 2.0**-24
 
 class _Weight(ctypes.Structure):
     _fields_ = (
-        ("format", ctypes.c_int64),
-        ("out_features", ctypes.c_int64),
-        ("in_features", ctypes.c_int64),
-        ("own_threads", ctypes.c_int64),
-        ("bytes", ctypes.c_int64),
-        ("bias_bytes", ctypes.c_int64),
-        ("blocks", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("chosen", ctypes.c_void_p),
-        ("number", ctypes.c_int64),
-        ("padding", ctypes.c_int64),
+        *fields(COUNT, "format out_features in_features own_threads bytes bias_bytes"),
+        *fields(POINTER, "blocks bias chosen"),
+        *fields(COUNT, "number padding"),
     )
 
 

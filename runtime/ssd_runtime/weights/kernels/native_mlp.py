@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.native.library import floats
+from ssd_runtime.weights.native.library import COUNT, POINTER, fields, floats
 
 
 class Function(IntEnum):
@@ -90,17 +90,8 @@ class Router(NamedTuple):
 
 class _Experts(ctypes.Structure):
     _fields_ = (
-        ("gate_up", ctypes.c_void_p),
-        ("down", ctypes.c_void_p),
-        ("router", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("activation", ctypes.c_void_p),
-        ("router_bytes", ctypes.c_int64),
-        ("bias_bytes", ctypes.c_int64),
-        ("bytes", ctypes.c_int64),
-        ("number", ctypes.c_int64),
-        ("each", ctypes.c_int64),
-        ("routing", ctypes.c_int64),
+        *fields(POINTER, "gate_up down router bias activation"),
+        *fields(COUNT, "router_bytes bias_bytes bytes number each routing"),
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.weights.kernels.formats import TILE
-from ssd_runtime.weights.native.library import floats, library
+from ssd_runtime.weights.native.library import COUNT, FLOAT, POINTER, fields, floats, library
 
 
 class HeadNumbers(NamedTuple):
@@ -29,23 +29,9 @@ class HeadNumbers(NamedTuple):
 
 class _Recurrence(ctypes.Structure):
     _fields_ = (
-        ("taps", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("decay", ctypes.c_void_p),
-        ("step", ctypes.c_void_p),
-        ("direct", ctypes.c_void_p),
-        ("tap_bytes", ctypes.c_int64),
-        ("bias_bytes", ctypes.c_int64),
-        ("decay_bytes", ctypes.c_int64),
-        ("step_bytes", ctypes.c_int64),
-        ("direct_bytes", ctypes.c_int64),
-        ("kernel", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("groups", ctypes.c_int64),
-        ("key", ctypes.c_int64),
-        ("value", ctypes.c_int64),
-        ("least", ctypes.c_float),
-        ("most", ctypes.c_float),
+        *fields(POINTER, "taps bias decay step direct"),
+        *fields(COUNT, "tap_bytes bias_bytes decay_bytes step_bytes direct_bytes kernel heads groups key value"),
+        *fields(FLOAT, "least most"),
     )
 
 

@@ -28,7 +28,12 @@ from ssd_runtime.weights.native.private import NotPrivateError, open_own, privat
 
 INSTRUCTIONS = {8: "avx2-", 16: "vnni"}
 """Beginnings of kernels' names, by the floats in a vector that the code was compiled for."""
-POINTER, COUNT = ctypes.c_void_p, ctypes.c_int64
+POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+
+
+def fields(kind: type, names: str) -> list[tuple[str, type]]:
+    """Fields of one kind in a structure of the C code, in order."""
+    return [(name, kind) for name in names.split()]
 
 
 class Library:
