@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text
 from ssd_runtime.commands.command import complain
+from ssd_runtime.engine.interrupts import FirstInterrupt, handling
 from ssd_runtime.engine.offline.runner import Runner
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.output.text_stream import TextStream
 from ssd_runtime.engine.turn import naming
@@ -33,7 +32,6 @@ class Chat:
     messages: list[tuple[str, str]] = field(default_factory=list)
     """Messages so far, as (role, content) pairs."""
     _turns: int = 0
-    _interrupted: bool = False
 
     def answer(self, text: str) -> Outcome:
         """Answer the user's next message; the runner writes it as it comes.
@@ -47,40 +45,18 @@ class Chat:
         runner = self.runner
         turn = runner.turn(prompt, place=0, messages=asked, number=runner.number(prompt))
         stream = TextStream(runner.loaded.decode, runner.settings.stops, runner.write)
-        with naming(prompt), self._interruptible():
-            job = turn.start(
-                runner.scheduler, runner.make_planner(), stream.feed, limits=self._interruptible_limits(turn.limits)
-            )
+        interrupt = FirstInterrupt()
+        with naming(prompt), handling(interrupt, [signal.SIGINT]):
+            limits = turn.limits
+            stop = limits.stop
+            # With Ctrl-C as a stop, the answer so far is complete and its keys are kept.
+            limits = replace(limits, stop=lambda tokens: interrupt.pressed or (stop is not None and stop(tokens)))
+            job = turn.start(runner.scheduler, runner.make_planner(), stream.feed, limits=limits)
             generation = runner.scheduler.finish(job)
         stream.close()
         outcome = turn.outcome(generation)
         self.messages = [*asked, outcome.message]
         return outcome
-
-    def _interruptible_limits(self, limits: Limits) -> Limits:
-        """Limits with Ctrl-C as a stop: the answer so far is then complete and its keys are kept."""
-        stop = limits.stop
-
-        def stopped(tokens: Sequence[int]) -> bool:
-            return self._interrupted or (stop is not None and stop(tokens))
-
-        return replace(limits, stop=stopped)
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Let the first Ctrl-C end the answer, and the second one the program."""
-        self._interrupted = False
-
-        def interrupt(number: int, frame: FrameType | None) -> None:
-            if self._interrupted:
-                raise KeyboardInterrupt
-            self._interrupted = True
-
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
 
 
 def run_chat(chat: Chat, report: Callable[[Outcome], None]) -> None:

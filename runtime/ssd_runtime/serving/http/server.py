@@ -18,6 +18,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.engine.interrupts import handling
 from ssd_runtime.serving.http.app import Service, make_app
 from ssd_runtime.serving.http.reload import BundleWatch
 from ssd_runtime.serving.http.transport.connections import BoundedProtocol, without_broken_sends
@@ -141,13 +142,8 @@ class GracefulServer(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Stop at SIGINT and SIGTERM without raising them again: being asked to stop is no failure."""
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        before = {kind: signal.signal(kind, self.handle_exit) for kind in kinds}
-        try:
+        with handling(self.handle_exit):
             yield
-        finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
 
 
 def _lifespan(watch: BundleWatch | None, poll: float | None):  # type: ignore[no-untyped-def]

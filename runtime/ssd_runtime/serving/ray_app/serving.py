@@ -6,15 +6,14 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from contextlib import suppress
 
 import ray
 from ray import serve
 from ray.serve.exceptions import RayServeException
 
 from ssd_profiles.errors import UserError, first_line
+from ssd_runtime.engine.interrupts import handling
 from ssd_runtime.serving.http.opening import ServiceOptions
 from ssd_runtime.serving.ray_app.application import QUIET, application
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL, ray_cluster
@@ -31,7 +30,7 @@ def serve_replicas(options: ServiceOptions, scale: Scale, address: str, host: st
     replica cannot load the model.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with ray_cluster(address), _interrupted_by(signal.default_int_handler):
+    with ray_cluster(address), handling(signal.default_int_handler):
         if options.load.device is None:
             scale = scale.on_cards(int(ray.cluster_resources().get("GPU", 0)))
         _require_free(scale, address)
@@ -45,7 +44,7 @@ def serve_replicas(options: ServiceOptions, scale: Scale, address: str, host: st
                 threading.Event().wait()
             log.info("stopping: open requests have %g s to end", scale.grace)
         finally:
-            with _interrupted_by(signal.SIG_IGN):
+            with handling(signal.SIG_IGN):
                 serve.delete(NAME)
                 # Somebody may have added an application meanwhile, which goes on.
                 if not serve.status().applications:
@@ -75,17 +74,6 @@ def _run(app: serve.Application) -> None:
         serve.run(app, name=NAME, route_prefix="/", logging_config=QUIET)
     except (RuntimeError, RayServeException) as error:
         raise UserError(_reason(error)) from None
-
-
-@contextmanager
-def _interrupted_by(handler: Any) -> Iterator[None]:
-    """Let a handler take SIGTERM and Ctrl-C for the length of a block."""
-    before = {kind: signal.signal(kind, handler) for kind in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for kind, former in before.items():
-            signal.signal(kind, former)
 
 
 def _reason(error: Exception) -> str:
