@@ -20,7 +20,7 @@ from ssd_runtime.devices.memory import guard_memory, return_freed
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.latency_tables import LatencyTables
-from ssd_runtime.engine.observed import Observation, ObservedPlanner
+from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.offline.runner import Runner
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.result import Outcome
@@ -274,8 +274,7 @@ class Engine:
         request: Request | None = None
         try:
             with uninterrupted(), self._lock:
-                planner = make() if on_cycle is None else ObservedPlanner(make(), on_cycle)
-                job = turn.start(self.scheduler, planner, receive, owner=stream, answered=answered)
+                job = turn.start(self.scheduler, make(), receive, on_cycle, owner=stream, answered=answered)
                 request = Request(turn, job)
                 self._requests[request.job] = request, text
         except KeyboardInterrupt:

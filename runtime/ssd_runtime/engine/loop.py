@@ -11,6 +11,7 @@ from ssd_runtime.devices.clock import Stopwatch
 from ssd_runtime.devices.transfer import take_rows
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.drafting.tree import NOTHING, Draft
+from ssd_runtime.engine.observed import Observation, credit_of
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits, Output
 from ssd_runtime.engine.scheduler import run_alone
@@ -42,14 +43,7 @@ def decode(
     prefill_seconds: float = 0.0,
 ) -> Generation:
     """Run `decoding` for a lone sequence."""
-    work = decoding(
-        session=session,
-        prompt=prompt,
-        planner=planner,
-        limits=limits,
-        on_tokens=on_tokens,
-        prefill_seconds=prefill_seconds,
-    )
+    work = decoding(session, prompt, planner, limits, on_tokens=on_tokens, prefill_seconds=prefill_seconds)
     return run_alone(session, work, session.ids)
 
 
@@ -59,14 +53,16 @@ def generating(
     planner: Planner,
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
+    on_cycle: Callable[[Observation], None] | None = None,
     answered: Sequence[int] = (),
 ) -> Work[Generation]:
     """Prefill `prompt_ids` and decode after them.
 
     The output does not depend on the plans of `planner`, unless drafts are tested by rejection. `on_tokens` receives
-    new tokens as soon as they are certain. `answered` are the first new tokens, where an earlier run of the request has
-    chosen them: they are prefilled with the prompt, and decoding goes on as that run would have. Generation ends early
-    if the context is full. Raises UserError if the prompt is empty or leaves no room in the context.
+    new tokens as soon as they are certain, and `on_cycle` every cycle before its tokens. `answered` are the first new
+    tokens, where an earlier run of the request has chosen them: they are prefilled with the prompt, and decoding goes
+    on as that run would have. Generation ends early if the context is full. Raises UserError if the prompt is empty or
+    leaves no room in the context.
     """
     began = perf_counter()
     before = Output.after(answered, limits, session.decoder.shape.max_context - len(prompt_ids))
@@ -81,13 +77,7 @@ def generating(
     session.decoder.synchronize()
     seconds = perf_counter() - began
     work = decoding(
-        session=session,
-        prompt=prompt,
-        planner=planner,
-        limits=limits,
-        on_tokens=on_tokens,
-        prefill_seconds=seconds,
-        answered=answered,
+        session, prompt, planner, limits, on_tokens, on_cycle=on_cycle, prefill_seconds=seconds, answered=answered
     )
     return (yield from work)
 
@@ -98,6 +88,7 @@ def decoding(
     planner: Planner,
     limits: Limits,
     on_tokens: Callable[[list[int]], None] | None = None,
+    on_cycle: Callable[[Observation], None] | None = None,
     prefill_seconds: float = 0.0,
     answered: Sequence[int] = (),
 ) -> Work[Generation]:
@@ -128,7 +119,9 @@ def decoding(
         session.pending = session.choose(logits, lambda: [[]])(0)
         output.add(session.pending)
         result.first_token_seconds = result.prefill_seconds + perf_counter() - began
-        _deliver(output.tokens[-1:], on_tokens)
+        if on_tokens is not None:
+            on_tokens(output.tokens[-1:])
+        credit = credit_of(planner)
         watch = Stopwatch(session.decoder.lock, session.decoder.device)
         observing = 0.0
         while not output.done:
@@ -136,7 +129,12 @@ def decoding(
                 session=session, planner=planner, output=output, watch=watch, observed=observing
             )
             result.cycles.append(cycle)
-            _deliver(cycle.tokens, on_tokens)
+            if on_cycle is not None:
+                observation = Observation.of(cycle, planner, credit)
+                credit = observation.credit
+                on_cycle(observation)
+            if on_tokens is not None:
+                on_tokens(cycle.tokens)
     finally:
         planner.finish()
     result.decode_seconds = perf_counter() - began
@@ -221,8 +219,3 @@ def _drafting(session: Session, plan: Plan, most: int) -> Work[Draft]:
     draft = yield from plan.drafter.drafting(session, length)
     # A sibling's keys stand in other slots than in a plain step, which changes the order of sums.
     return draft.chain if session.decoder.bitwise else draft
-
-
-def _deliver(tokens: list[int], on_tokens: Callable[[list[int]], None] | None) -> None:
-    if on_tokens is not None and tokens:
-        on_tokens(tokens)

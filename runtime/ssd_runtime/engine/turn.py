@@ -11,6 +11,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.engine.job import Job
 from ssd_runtime.engine.loop import generating
+from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.output.channels import said
 from ssd_runtime.engine.output.divergence import Divergence
 from ssd_runtime.engine.output.generation import Generation
@@ -114,6 +115,7 @@ class Turn:
         scheduler: Scheduler,
         planner: Planner,
         on_tokens: Callable[[list[int]], None] | None = None,
+        on_cycle: Callable[[Observation], None] | None = None,
         owner: str = "",
         answered: Sequence[int] = (),
         limits: Limits | None = None,
@@ -129,6 +131,7 @@ class Turn:
             planner=planner,
             limits=limits or self.limits,
             on_tokens=on_tokens,
+            on_cycle=on_cycle,
             answered=answered,
         )
         return scheduler.add(session, work, [*self.ids, *answered])

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Event, Thread
-from time import sleep
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,19 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ssd_runtime.devices.clock import WaitedLock
-from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.loop import decode
-from ssd_runtime.engine.observed import Observation, ObservedPlanner
-from ssd_runtime.engine.output.generation import Generation
-from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.output.text_stream import TextStream, cut_at_stop, stop_condition
 from ssd_runtime.loading.loaded_model import LoadedModel
-from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.auto.budget import Budget
-from ssd_runtime.planning.plan import PLAIN, Cycle, PlainPlanner, Plan, Planner
-from ssd_runtime.sequence.prefill import Prefill
-from ssd_runtime.sequence.session import Session
+from ssd_runtime.planning.plan import PLAIN, Cycle, PlainPlanner, Planner
 from tests.models import tiny_model
 from tests.toy_tokenizers import KINDS as TOKENIZERS
 
@@ -130,80 +119,22 @@ def cycle(tokens: int) -> Cycle:
 
 @dataclass
 class Spending(Planner):
-    """Routes to a domain, changes its table with every plan, and pays three plain steps per cycle."""
+    """Pays three plain steps per cycle."""
 
     budget: Budget = field(default_factory=Budget)
-    calls: list[str] = field(default_factory=list)
-
-    def start(self, session: Session, prompt: Prefill) -> None:
-        self.domain = "rivers"
-
-    def plan(self, context: int) -> Plan:
-        self.successors = Successors()
-        return PLAIN
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
         self.budget.update(len(cycle.tokens), cost=3.0)
 
-    def finish(self) -> None:
-        self.calls.append("finish")
-
 
 def test_cycles_are_reported_with_the_budget_they_took() -> None:
-    seen = list[Observation]()
     planner = Spending()
-    watched = ObservedPlanner(planner, seen.append)
-    nothing: Any = None
-    watched.start(nothing, nothing)
-    assert watched.domain == "rivers"
-    assert watched.plan(9) is PLAIN
-    assert watched.successors is planner.successors is not None
-    before = planner.budget.credit
-    watched.observe(cycle(2), None)
-    after = planner.budget.credit
-    watched.observe(cycle(5), None)
-    watched.finish()
-    assert [len(each.cycle.tokens) for each in seen] == [2, 5]
-    assert seen[0].spent == before - after > 0
-    assert (seen[0].credit, seen[1].credit) == (after, planner.budget.credit)
-    assert seen[1].spent == 0.0, "a cycle that gains takes nothing"
-    assert planner.calls == ["finish"]
-
-
-def test_planners_without_a_budget_are_reported_too() -> None:
-    seen = list[Observation]()
-    ObservedPlanner(PlainPlanner(), seen.append).observe(cycle(1), None)
-    assert (seen[0].credit, seen[0].spent) == (None, 0.0)
-
-
-HELD = 1.0
-"""Seconds; a busy machine may hold a thread back for a large part of one."""
-
-
-def run_while_held(work: Callable[[], None], lock: WaitedLock, held: Event, ready: Event | None = None) -> None:
-    """Run `work` in a thread. Once it is `ready`, take the lock, set `held`, and release after `HELD` seconds."""
-    thread = Thread(target=work)
-    thread.start()
-    if ready is not None:
-        ready.wait()
-    with lock:
-        held.set()
-        sleep(HELD)
-    thread.join()
-
-
-def test_cycles_are_timed_without_the_forwards_of_other_sessions() -> None:
-    decoder, delivered, held, done = Decoder(tiny_model("llama")), Event(), Event(), list[Generation]()
-    session = Session(decoder)
-    prompt = session.prefill([1, 2, 3])
-
-    def interrupt(tokens: list[int]) -> None:
-        delivered.set()
-        held.wait()
-
-    def work() -> None:
-        done.append(decode(session, prompt, PlainPlanner(), Limits(6), interrupt))
-
-    run_while_held(work, decoder.lock, held, delivered)
-    assert sum(cycle.seconds + cycle.plan_seconds for cycle in done[0].cycles) < HELD / 2
-    assert done[0].decode_seconds >= HELD
+    seen = [Observation(cycle(1), before := planner.budget.credit)]
+    for tokens in (2, 5):
+        planner.observe(cycle(tokens), None)
+        seen.append(Observation.of(cycle(tokens), planner, seen[-1].credit))
+    assert seen[1].credit is not None
+    assert seen[1].spent == before - seen[1].credit > 0
+    assert seen[2].credit == planner.budget.credit
+    assert seen[2].spent == 0.0, "a cycle that gains takes nothing"
+    assert Observation.of(cycle(1), PlainPlanner(), None) == Observation(cycle(1))

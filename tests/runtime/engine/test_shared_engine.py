@@ -15,6 +15,7 @@ import pytest
 
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.engine.interrupts import uninterrupted
+from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.request import Request
 from ssd_runtime.model.cache.slot_ranges import SlotRanges
 from tests.folders import TEXTS, save_tiny_model
@@ -90,6 +91,18 @@ def test_ctrl_c_at_any_moment_leaves_the_engine_whole(
         assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
     assert outcomes["interrupted"] > INTERRUPTIONS // 4, outcomes
     assert tokens(engine, TEXTS, strategy, 32) == plain
+
+
+def test_every_cycle_is_reported_before_its_tokens(engine: Engine) -> None:
+    calls = list[Observation | list[int]]()
+    settings = RunSettings("lookup", max_new_tokens=24)
+    request = engine.add_request(TEXTS[0], settings, on_tokens=calls.append, on_cycle=calls.append)
+    while not request.done:
+        engine.step()
+    generation = request.outcome().generation
+    reported, tokens = calls[1::2], calls[::2]
+    assert [each.cycle for each in reported if isinstance(each, Observation)] == generation.cycles
+    assert tokens == [generation.token_ids[:1], *(cycle.tokens for cycle in generation.cycles)]
 
 
 @pytest.mark.parametrize("own", [False, True])
