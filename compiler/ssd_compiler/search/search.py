@@ -21,8 +21,9 @@ from ssd_profiles.acceptance import Trace
 from ssd_profiles.formulas import expected_tokens
 from ssd_profiles.latency import LatencyTable
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.cost import CostModel
-from ssd_runtime.search.knapsack import Candidate, search_knapsack
+from ssd_runtime.search.knapsack import Candidate, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from ssd_runtime.search.weights import Weights
 
@@ -195,15 +196,16 @@ def _rate_knapsack(evaluator: Evaluator, evaluations: float, seconds: float) -> 
     """
     reference = evaluator.reference
     decoder = evaluator.decoder
+    runner = ModelRunner(decoder)
     sampled = reference.every(max(1, len(reference) // KNAPSACK_ROWS))
     plain = Weights.of(evaluator.latency, evaluator.context)
     if not decoder.light.bits:
-        found = search_knapsack(decoder, sampled, plain)
+        found = runner.finish(searching_knapsack(decoder, sampled, plain))
         return _rate_candidates(evaluator, found, len(sampled), evaluations, seconds)
     fine = Weights.fine(evaluator.latency, evaluator.context, decoder.light.bits_of_each)
-    mixed = search_knapsack(decoder, sampled, fine, budget=LIGHT_BUDGET, most=KNAPSACK_STATES)
+    mixed = runner.finish(searching_knapsack(decoder, sampled, fine, budget=LIGHT_BUDGET, most=KNAPSACK_STATES))
     forwards = _rate_candidates(evaluator, mixed, len(sampled), evaluations / 2, seconds / 2)
-    found = search_knapsack(decoder, sampled, plain, most=KNAPSACK_STATES)
+    found = runner.finish(searching_knapsack(decoder, sampled, plain, most=KNAPSACK_STATES))
     # Each precision carries the states through its own weights.
     return forwards * (1 + len(decoder.light.bits)) + _rate_candidates(
         evaluator, found, len(sampled), evaluations / 2, seconds

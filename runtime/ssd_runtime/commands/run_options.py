@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import typer
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts, sample_prompts
 from ssd_runtime.commands.options import OUTPUT_PANEL
-from ssd_runtime.sampling.params import SamplingParams, read_sampling
+from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.structure.structure import Structure
 
 MAX_NEW_TOKENS = 128
@@ -120,9 +121,24 @@ class SamplingOptions:
 
     @property
     def params(self) -> SamplingParams:
-        """The parameters of sampling. Raises UserError for settings that contradict each other."""
-        return read_sampling(
-            self.temperature, self.top_k, self.top_p, self.min_p, self.repetition_penalty, self.seed, self.rejection
+        """The parameters of sampling. Raises UserError for settings that contradict each other.
+
+        Options that shape a distribution imply sampling, at temperature 1 unless another is given. Without a seed a
+        random one is drawn.
+        """
+        temperature, seed = self.temperature, self.seed
+        if temperature is None:
+            temperature = 1.0 if self.top_k or self.top_p < 1.0 or self.min_p or self.rejection else 0.0
+        if seed is None:
+            seed = secrets.randbelow(1 << 31) if temperature > 0.0 else 0
+        return SamplingParams(
+            temperature=temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=seed,
+            rejection=self.rejection,
         )
 
     @property

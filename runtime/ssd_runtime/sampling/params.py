@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,32 +70,3 @@ class SamplingParams:
 
 
 GREEDY = SamplingParams()
-
-
-def read_sampling(
-    temperature: float | None,
-    top_k: int,
-    top_p: float,
-    min_p: float,
-    repetition_penalty: float | None,
-    seed: int | None,
-    rejection: bool,
-) -> SamplingParams:
-    """Build the parameters from command-line options, where None means that an option was not given.
-
-    Options that shape a distribution imply sampling, at temperature 1 unless another is given. Without a seed a random
-    one is drawn. Raises UserError as `SamplingParams` does.
-    """
-    if temperature is None:
-        temperature = 1.0 if top_k or top_p < 1.0 or min_p or rejection else 0.0
-    if seed is None:
-        seed = secrets.randbelow(1 << 31) if temperature > 0.0 else 0
-    return SamplingParams(
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-        rejection=rejection,
-    )

@@ -14,7 +14,7 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.model.batch.batch import Variants
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import FinalNorm, Forward, Head, ModelRunner, Work
+from ssd_runtime.model.runner import FinalNorm, Forward, Head, Work
 from ssd_runtime.search.replay import ReferenceStates
 from ssd_runtime.search.weights import Weights
 
@@ -33,28 +33,6 @@ class Candidate:
     """Mean cosine between its states and the full model's after the final norm."""
     token_agreement: float
     """Share of rows whose next token it predicts like the full model (KnapSpec eq. 9)."""
-
-
-def search_knapsack(
-    decoder: Decoder,
-    reference: ReferenceStates,
-    weights: Weights,
-    threshold: float = 0.5,
-    budget: float = 0.5,
-    exactly: int | None = None,
-    most: int = 0,
-) -> list[Candidate]:
-    """Run `searching_knapsack` at once."""
-    work = searching_knapsack(
-        decoder=decoder,
-        reference=reference,
-        weights=weights,
-        threshold=threshold,
-        budget=budget,
-        exactly=exactly,
-        most=most,
-    )
-    return ModelRunner(decoder).finish(work)
 
 
 def searching_knapsack(

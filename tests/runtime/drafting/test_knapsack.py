@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -17,7 +19,7 @@ from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
-from ssd_runtime.search.knapsack import search_knapsack
+from ssd_runtime.search.knapsack import Candidate, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
@@ -34,9 +36,13 @@ def reference() -> ReferenceStates:
     return reference_states(DECODER, samples_of(found, "test"))
 
 
+def search(decoder: Decoder, rows: ReferenceStates, weights: Weights, **options: Any) -> list[Candidate]:
+    return ModelRunner(decoder).finish(searching_knapsack(decoder, rows, weights, **options))
+
+
 @pytest.mark.parametrize("weights", [(1, 1), (1, 3), (5, 2)])
 def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: tuple[int, int]) -> None:
-    found = search_knapsack(DECODER, reference, Weights(weights * 8))
+    found = search(DECODER, reference, Weights(weights * 8))
     whole = 8 * sum(weights)
     for candidate in found:
         mask = candidate.mask
@@ -50,13 +56,13 @@ def test_candidates_skip_what_they_say(reference: ReferenceStates, weights: tupl
 
 
 def test_the_planted_layers_are_found(reference: ReferenceStates) -> None:
-    found = {c.skipped_weight: c.mask for c in search_knapsack(DECODER, reference, Weights((1, 1) * 8))}
+    found = {c.skipped_weight: c.mask for c in search(DECODER, reference, Weights((1, 1) * 8))}
     assert found[8] == WEAK
 
 
 def test_similarity_threshold_prunes(reference: ReferenceStates) -> None:
-    everything = search_knapsack(DECODER, reference, Weights((1, 1) * 8), threshold=-1.0, budget=1.0)
-    pruned = search_knapsack(DECODER, reference, Weights((1, 1) * 8), threshold=0.9, budget=1.0)
+    everything = search(DECODER, reference, Weights((1, 1) * 8), threshold=-1.0, budget=1.0)
+    pruned = search(DECODER, reference, Weights((1, 1) * 8), threshold=0.9, budget=1.0)
     assert len(everything) == 17
     assert 1 <= len(pruned) < len(everything)
 
@@ -68,7 +74,7 @@ def test_a_states_cosine_is_that_of_running_its_mask(variant: str) -> None:
     decoder = Decoder(tiny_model(variant, seed=6))
     rows = references(decoder)[1].every(3)
     batch = Batch.of([decoder.batches.variants(group.cache, group.start, len(group)) for group in rows.groups])
-    for candidate in search_knapsack(decoder, rows, Weights((1, 1) * 4), threshold=-1.0):
+    for candidate in search(decoder, rows, Weights((1, 1) * 4), threshold=-1.0):
         x = decoder.run(rows.states[0], batch, candidate.mask)
         final, target = decoder.head.norm(x), decoder.head.norm(rows.states[-1])
         assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
@@ -95,7 +101,7 @@ def test_precisions_are_a_multiple_choice(reference: ReferenceStates, lit: Decod
     """Each candidate saves what it says, its state is that of running its mask, and all precisions are used."""
     rows = reference.every(3)
     batch = Batch.of([lit.batches.variants(group.cache, group.start, len(group)) for group in rows.groups])
-    found = search_knapsack(lit, rows, FINE, threshold=-1.0, budget=0.9, most=12)
+    found = search(lit, rows, FINE, threshold=-1.0, budget=0.9, most=12)
     used = set[int]()
     for candidate in found:
         mask = candidate.mask

@@ -33,7 +33,7 @@ from ssd_runtime.planning.settings import SwiftSettings
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.gaussian import most_promising
-from ssd_runtime.search.knapsack import search_knapsack
+from ssd_runtime.search.knapsack import searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
@@ -164,7 +164,8 @@ def cosine_of(reference: ReferenceStates, layers: set[int]) -> float:
 @pytest.mark.parametrize("count", [2, 4])
 def test_clasps_programme_comes_close_to_brute_force(count: int) -> None:
     reference = recent_reference(40)
-    found = search_knapsack(DECODER, reference, Weights((1,) * 8), threshold=-1.0, exactly=count)
+    work = searching_knapsack(DECODER, reference, Weights((1,) * 8), threshold=-1.0, exactly=count)
+    found = ModelRunner(DECODER).finish(work)
     assert len(found) == 1
     chosen = {index // 2 for index in found[0].mask}
     assert len(chosen) == count
