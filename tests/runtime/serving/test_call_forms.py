@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 import torch
 
+from ssd_runtime.serving.http.openai.answers.forms import reader_of
 from ssd_runtime.serving.http.openai.calls.call_forms import (
     BARE,
     LISTED,
@@ -24,7 +25,6 @@ from ssd_runtime.serving.http.openai.calls.call_forms import (
     named_form,
 )
 from ssd_runtime.serving.http.openai.calls.probe import TOOL, form_of
-from ssd_runtime.serving.http.openai.calls.readers import reader_of
 from ssd_runtime.serving.http.openai.calls.tool_calls import joined
 from ssd_runtime.structure.structure import Structure, StructureError
 from tests.recorded_calls import CONTROL, FILE

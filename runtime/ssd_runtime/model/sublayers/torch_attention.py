@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,16 +15,16 @@ from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.model.sublayers.attention import attend, attend_apart, attend_by_row
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class TorchAttention:
     """Queries, keys and values of a model's layers, and what attention mixes of them."""
 
-    def __init__(self, layers: Sequence[Layer], family: Family, heads: int, cap: float | None, alike: bool) -> None:
-        """Soft-cap scores by `cap`. If `alike`, a lone row is attended as two, which rounds it as other rows are."""
-        self._layers = layers
-        self._family = family
-        self._heads = heads
-        self._cap = cap
-        self._alike = alike
+    layers: Sequence[Layer]
+    family: Family
+    heads: int
+    cap: float | None
+    alike: bool
+    """Whether a lone row is attended as two, which rounds it as other rows are."""
 
     def project(self, parts: Layer, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim].
@@ -31,30 +32,30 @@ class TorchAttention:
         There are no keys with values in layers that read another's. The gates [n, heads * head_dim] of attention's
         output follow, before their sigmoid; None in most families.
         """
-        heads = self._heads
+        heads = self.heads
         qkv = parts.qkv_of(x).view(x.shape[0], -1, parts.about.head_dim)
         gates = None
-        if self._family.gated:  # a head's query and gate are neighbours
+        if self.family.gated:  # a head's query and gate are neighbours
             both = qkv[:, : 2 * heads].unflatten(1, (-1, 2))
             gates = both[:, :, 1].flatten(1)
             qkv = torch.cat([both[:, :, 0], qkv[:, 2 * heads :]], 1)
         if parts.keys_are_values:
             qkv = torch.cat([qkv, qkv[:, heads:]], 1)
-        norms_last = self._family.qk_norm == "rotated"
+        norms_last = self.family.qk_norm == "rotated"
         if rotation is not None and norms_last:
             qkv = rotate(qkv, rotation)
         if parts.q_norm is not None:
             qkv = self._normed(parts, qkv)
         if rotation is not None and not norms_last:
-            qkv = rotate(qkv, rotation, self._family.pairs_alternate)
+            qkv = rotate(qkv, rotation, self.family.pairs_alternate)
         return qkv[:, :heads], qkv[:, heads:], gates
 
     def _normed(self, parts: Layer, qkv: Tensor) -> Tensor:
         """Queries, keys and values [n, heads, head_dim], each normed where the layer has a norm for them."""
-        n, heads = len(qkv), self._heads
+        n, heads = len(qkv), self.heads
         kept = (qkv.shape[1] - heads) // 2
         split = qkv.split([heads, kept, kept], 1)
-        if self._family.qk_norm == "projection":
+        if self.family.qk_norm == "projection":
             split = (split[0].reshape(n, -1), split[1].reshape(n, -1), split[2])
         norms = (parts.q_norm, parts.k_norm, parts.v_norm)
         normed = [each if norm is None else norm(each) for each, norm in zip(split, norms, strict=True)]
@@ -74,7 +75,7 @@ class TorchAttention:
         """Attention output [n, heads * head_dim] of one sequence's rows; writes `new` to its cache."""
         if isinstance(segment, Variants):
             return self._apart(layer, queries=queries, new=new, variants=segment)
-        parts = self._layers[layer]
+        parts = self.layers[layer]
         view = segment.views[parts.kind]
         if not parts.about.shares:
             segment.cache.write(layer, segment.slot, new)
@@ -83,14 +84,14 @@ class TorchAttention:
         if view.bias is not None and view.bias.ndim == 4:
             mixed = attend_by_row(queries=queries, keys=keys, values=values, bias=view.bias, scale=parts.scale)
             return mixed.transpose(0, 1).reshape(segment.rows, -1)
-        paired = segment.rows == 1 and self._alike
+        paired = segment.rows == 1 and self.alike
         mixed = attend(
             queries=queries.expand(-1, 2, -1) if paired else queries,
             keys=keys,
             values=values,
             bias=view.bias,
             scale=parts.scale,
-            cap=self._cap,
+            cap=self.cap,
             causal=view.causal,
             sinks=None if parts.sinks is None else parts.sinks.tensor,
         )
@@ -103,7 +104,7 @@ class TorchAttention:
 
         Where another layer's keys are read, a variant's own are those of the full model: its own are not kept.
         """
-        parts = self._layers[layer]
+        parts = self.layers[layer]
         view = variants.views[parts.kind]
         keys, values = variants.cache.read(parts.keys, view.begin, view.end)
         if parts.about.shares:
@@ -120,7 +121,7 @@ class TorchAttention:
             values=values,
             bias=view.bias,
             scale=parts.scale,
-            cap=self._cap,
+            cap=self.cap,
             sinks=None if parts.sinks is None else parts.sinks.tensor,
         )
         return mixed.transpose(0, 1).reshape(variants.rows, -1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -10,7 +12,6 @@ from ssd_artifacts.domain_config import MIXTURE, ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup
-from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.chain_drafts import LIGHT_AGREEMENT, LIGHTER_AGREEMENT, ChainDrafts
@@ -60,34 +61,26 @@ def draft_sources(
     return sources, masks
 
 
+@dataclass(eq=False)
 class AutoPlanner(Planner):
     """Plans guesses, the nearest domain's masks or early exits, light or MTP drafts, or a plain step (`Controller`).
 
     A prompt out of every domain has the mixture's masks.
     """
 
-    def __init__(
-        self,
-        frontiers: Mapping[str, Frontier],
-        exits: Mapping[str, ExitChoice],
-        heads: ExitHeads,
-        router: PromptRouter | None,
-        latency: LatencyTable,
-        stream: Stream,
-        light: Sequence[SubLayerPlan] = (),
-        mtp: bool = False,
-    ) -> None:
-        self._light = light
-        self._mtp = mtp
-        self._frontiers = frontiers
-        self._exits = exits
-        self._heads = heads
-        self._router = router
-        self._latency = latency
-        self._stream = stream
-        self._controller: Controller | None = None
-        self._session: Session | None = None
-        self.successors: Successors | None = stream.lookup.successors
+    frontiers: Mapping[str, Frontier]
+    exits: Mapping[str, ExitChoice]
+    heads: ExitHeads
+    router: PromptRouter | None
+    latency: LatencyTable
+    stream: Stream
+    light: Sequence[SubLayerPlan] = ()
+    mtp: bool = False
+    _controller: Controller | None = None
+    _session: Session | None = None
+
+    def __post_init__(self) -> None:
+        self.successors = self.stream.lookup.successors
 
     @property
     def budget(self) -> Budget | None:
@@ -97,29 +90,29 @@ class AutoPlanner(Planner):
     @property
     def plain_seconds(self) -> float | None:
         """Recent seconds of a plain step of a lone request; None before the first verification."""
-        return self._stream.verify.plain_seconds
+        return self.stream.verify.plain_seconds
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt and make its controller."""
         self._session = session
-        route = self._router.route(prompt) if self._router is not None else None
+        route = self.router.route(prompt) if self.router is not None else None
         self.domain = route.domain if route is not None and route.known else None
-        lookup = Lookup(self._stream.lookup)
+        lookup = Lookup(self.stream.lookup)
         lookup.start(session.ids, session.matcher)
         sources, common = draft_sources(
             domain=self.domain,
-            frontiers=self._frontiers,
-            exits=self._exits,
-            heads=self._heads,
-            latency=self._latency,
-            stream=self._stream,
+            frontiers=self.frontiers,
+            exits=self.exits,
+            heads=self.heads,
+            latency=self.latency,
+            stream=self.stream,
             lookup=lookup,
-            light=self._light,
-            mtp=self._mtp,
+            light=self.light,
+            mtp=self.mtp,
         )
         self._controller = Controller(
-            latency=self._latency,
-            stream=self._stream,
+            latency=self.latency,
+            stream=self.stream,
             lookup=lookup,
             sources=sources,
             common=common,
@@ -131,7 +124,7 @@ class AutoPlanner(Planner):
         assert self._session is not None, "start() comes first"
         plan = self._controller.plan(context, self._session.pending, self._session.load)
         # Updating the table is a part of planning's cost, so it is omitted in cycles that are not planned.
-        self.successors = self._stream.lookup.successors if self._controller.planned else None
+        self.successors = self.stream.lookup.successors if self._controller.planned else None
         return plan
 
     def observe(self, cycle: Cycle, states: list[Tensor] | None) -> None:
@@ -148,21 +141,15 @@ class AutoPlanner(Planner):
 def make_auto(inputs: StrategyInputs) -> MakePlanner:
     """Return a maker of `auto` planners, which share the stream's statistics and budgets."""
     latency = inputs.measured_latency
-    router = inputs.make_router()
-    heads = inputs.make_exit_heads()
-    exits = {} if inputs.guesses_alone else inputs.exit_choices
-    domains = {} if inputs.guesses_alone else inputs.domains
-    frontiers = Frontier.of_all(domains, inputs.num_layers, latency)
-    stream = Stream(inputs.make_lookup_stats())
-    light = inputs.light
-    mtp = inputs.decoder.mtp is not None and not inputs.guesses_alone and bool(inputs.settings.mtp)
-    return lambda: AutoPlanner(
-        frontiers=frontiers,
+    domains, exits = ({}, {}) if inputs.guesses_alone else (inputs.domains, inputs.exit_choices)
+    return partial(
+        AutoPlanner,
+        frontiers=Frontier.of_all(domains, inputs.num_layers, latency),
         exits=exits,
-        heads=heads,
-        router=router,
+        heads=inputs.make_exit_heads(),
+        router=inputs.make_router(),
         latency=latency,
-        stream=stream,
-        light=light,
-        mtp=mtp,
+        stream=Stream(inputs.make_lookup_stats()),
+        light=inputs.light,
+        mtp=inputs.decoder.mtp is not None and not inputs.guesses_alone and bool(inputs.settings.mtp),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ssd_artifacts.domain_config import MIXTURE
 from ssd_profiles.errors import UserError
@@ -31,35 +32,26 @@ class FixedPlanner(Planner):
         return PLAIN if option is None or option.speedup < self._least_speedup else _speculate(option)
 
 
+@dataclass(eq=False)
 class NearestAnchorPlanner(Planner):
     """Plans by the frontier of the nearest anchor's domain (KNN-SSD), or as `out_of_domain` says for other prompts."""
 
-    def __init__(
-        self,
-        frontiers: Mapping[str, Frontier],
-        router: PromptRouter,
-        latency: LatencyTable,
-        settings: NearestSettings,
-        least_speedup: float = 0.0,
-    ) -> None:
-        """Masks that promise less than `least_speedup` are not used; the paper uses any."""
-        self._frontiers = frontiers
-        self._router = router
-        self._latency = latency
-        self._settings = settings
-        self._least_speedup = least_speedup
-        self._chosen: Planner = PlainPlanner()
+    frontiers: Mapping[str, Frontier]
+    router: PromptRouter
+    latency: LatencyTable
+    settings: NearestSettings
+    least_speedup: float = 0.0
+    """Masks that promise less are not used; the paper uses any."""
+    _chosen: Planner = field(default_factory=PlainPlanner)
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
-        route = self._router.route(prompt)
+        route = self.router.route(prompt)
         self.domain = route.domain
-        if not route.known and self._settings.out_of_domain != "nearest":
-            self.domain = MIXTURE if self._settings.out_of_domain == "mix" else None
-        frontier = self._frontiers.get(self.domain or "")
-        self._chosen = (
-            PlainPlanner() if frontier is None else FixedPlanner(frontier, self._latency, self._least_speedup)
-        )
+        if not route.known and self.settings.out_of_domain != "nearest":
+            self.domain = MIXTURE if self.settings.out_of_domain == "mix" else None
+        frontier = self.frontiers.get(self.domain or "")
+        self._chosen = PlainPlanner() if frontier is None else FixedPlanner(frontier, self.latency, self.least_speedup)
 
     def plan(self, context: int) -> Plan:
         """Plan the best of that domain's frontier."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.drafting.early_exit import EarlyExit
@@ -25,29 +27,22 @@ STOPS = 4
 the head of a large vocabulary costs as much as several layers of a small model."""
 
 
+@dataclass(eq=False)
 class BoundedExitPlanner(Planner):
     """Plans the same early exits for a whole request: those tuned for the nearest domain, or else the paper's."""
 
-    def __init__(
-        self,
-        heads: ExitHeads,
-        num_layers: int,
-        settings: ExitSettings,
-        tuned: Mapping[str, ExitChoice],
-        router: PromptRouter | None,
-    ) -> None:
-        self._heads = heads
-        self._layers = num_layers
-        self._settings = settings
-        self._tuned = tuned
-        self._router = router
-        self._plan: Plan | None = None
+    heads: ExitHeads
+    num_layers: int
+    settings: ExitSettings
+    tuned: Mapping[str, ExitChoice]
+    router: PromptRouter | None
+    _plan: Plan | None = None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt."""
-        if self._router is not None:
-            self.domain = self._router.route(prompt).domain
-        self._plan = self._made(self._tuned.get(self.domain or ""))
+        if self.router is not None:
+            self.domain = self.router.route(prompt).domain
+        self._plan = self._made(self.tuned.get(self.domain or ""))
 
     def plan(self, context: int) -> Plan:
         """Return the request's one plan."""
@@ -56,7 +51,7 @@ class BoundedExitPlanner(Planner):
 
     def _made(self, tuned: ExitChoice | None) -> Plan:
         """Make the plan: settings come first, then the tuned values, then the paper's."""
-        settings = self._settings
+        settings = self.settings
         stops = self._stops(tuned)
         width = tuned.width if tuned else WIDTH
         threshold = tuned.threshold if tuned else THRESHOLD
@@ -67,20 +62,20 @@ class BoundedExitPlanner(Planner):
             threshold = settings.threshold
         if settings.annealing >= 0:
             annealing = settings.annealing
-        where = f"after layer {', '.join(map(str, stops))} of {self._layers}"
+        where = f"after layer {', '.join(map(str, stops))} of {self.num_layers}"
         return Plan(
             reason=f"up to {width} tokens, exits {where} at {threshold:g}",
-            drafter=EarlyExit(heads=self._heads, stops=stops, threshold=threshold, annealing=annealing),
+            drafter=EarlyExit(heads=self.heads, stops=stops, threshold=threshold, annealing=annealing),
             draft_length=width,
         )
 
     def _stops(self, tuned: ExitChoice | None) -> tuple[int, ...]:
         """Layers after which a token may exit, ascending; the last is the depth bound."""
-        if tuned is not None and self._settings.depth < 0:
+        if tuned is not None and self.settings.depth < 0:
             return tuple(tuned.stops)
-        share = self._settings.depth if self._settings.depth >= 0 else DEPTH
-        deepest = max(1, min(self._layers - 1, round(share * self._layers)))
-        fitted = self._heads.fitted
+        share = self.settings.depth if self.settings.depth >= 0 else DEPTH
+        deepest = max(1, min(self.num_layers - 1, round(share * self.num_layers)))
+        fitted = self.heads.fitted
         if not fitted:
             return _spread(deepest)
         # The bound is an exit itself, and the paper has a fitted head at every exit.
@@ -90,15 +85,13 @@ class BoundedExitPlanner(Planner):
 
 def make_exit(inputs: StrategyInputs) -> MakePlanner:
     """Return a maker of SpecBound planners."""
-    heads = inputs.make_exit_heads()
-    router = inputs.make_router()
-    tuned = inputs.exit_choices
-    return lambda: BoundedExitPlanner(
-        heads=heads,
+    return partial(
+        BoundedExitPlanner,
+        heads=inputs.make_exit_heads(),
         num_layers=inputs.num_layers,
         settings=inputs.settings,
-        tuned=tuned,
-        router=router,
+        tuned=inputs.exit_choices,
+        router=inputs.make_router(),
     )
 
 

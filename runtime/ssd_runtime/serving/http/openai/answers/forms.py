@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ssd_runtime.engine.output.channels import ChannelReader
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.serving.http.openai.answers.events import Json
 from ssd_runtime.serving.http.openai.answers.logprobs import chat_logprobs, completion_logprobs
-from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, ToolSchemas
-from ssd_runtime.serving.http.openai.calls.readers import reader_of
+from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, ElementCall, ToolSchemas
+from ssd_runtime.serving.http.openai.calls.element_reader import ElementReader
+from ssd_runtime.serving.http.openai.calls.json_reader import JsonReader
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, ParsedCall, Part, joined
 from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
 from ssd_runtime.serving.http.pending import FINISH_REASONS
@@ -43,6 +44,7 @@ class CompletionForm:
         return _completion(place, outcome.text, FINISH_REASONS[outcome.generation.finish_reason])
 
 
+@dataclass(slots=True, eq=False)
 class ChatForm:
     """Choices of `/v1/chat/completions`, with tool calls if tools were offered, and apart from them thoughts."""
 
@@ -51,26 +53,16 @@ class ChatForm:
     chunk = "chat.completion.chunk"
     logprobs = staticmethod(chat_logprobs)
 
-    def __init__(
-        self,
-        tools: ToolSchemas = (),
-        call_form: CallForm = TAGGED,
-        most_calls: int | None = None,
-        thinks: bool | None = None,
-        has_channels: bool = False,
-    ) -> None:
-        """`tools` are those offered, and `call_form` is the form of their calls, as answers show it.
-
-        Calls after the first `most_calls` of an answer are dropped. `thinks` says that the prompt has opened the
-        model's thoughts; None for a model that has none. With `has_channels`, the text is in channels.
-        """
-        self._tools = tools
-        self._call_form = call_form
-        self._most_calls = most_calls
-        self._thinks = thinks
-        self._has_channels = has_channels
-        self._readers: dict[int, _ChatReader] = {}
-        """Readers of streamed choices by place."""
+    tools: ToolSchemas = ()
+    call_form: CallForm = TAGGED
+    """The form of calls, as answers show it."""
+    most_calls: int | None = None
+    """Calls after the first `most_calls` of an answer are dropped."""
+    thinks: bool | None = None
+    """Whether the prompt has opened the model's thoughts; None for a model that has none."""
+    has_channels: bool = False
+    _readers: dict[int, _ChatReader] = field(default_factory=dict)
+    """Readers of streamed choices by place."""
 
     def first(self, place: int) -> Json | None:
         """The role."""
@@ -108,15 +100,15 @@ class ChatForm:
         return self._readers[place]
 
     def _new_thoughts(self) -> ReasoningReader | ChannelReader | None:
-        if self._has_channels:
+        if self.has_channels:
             return ChannelReader()
-        return None if self._thinks is None else ReasoningReader(self._thinks)
+        return None if self.thinks is None else ReasoningReader(self.thinks)
 
     def _new_reader(self, place: int) -> _ChatReader:
         return _ChatReader(
             place=place,
             thoughts=self._new_thoughts(),
-            calls=reader_of(self._call_form, self._tools, self._most_calls) if self._tools else None,
+            calls=reader_of(self.call_form, self.tools, self.most_calls) if self.tools else None,
         )
 
 
@@ -165,6 +157,13 @@ class _ChatReader:
         """OpenAI's finish reason, once all text was read."""
         reason = FINISH_REASONS[outcome.generation.finish_reason]
         return "tool_calls" if reason == "stop" and self.calls is not None and self.calls.calls else reason
+
+
+def reader_of(form: CallForm, tools: ToolSchemas, most: int | None = None) -> CallReader:
+    """The reader of one answer's calls of `tools` in a form as answers show it; calls after `most` are dropped."""
+    if isinstance(form.call, ElementCall) and form.opening.strip():
+        return ElementReader(form, form.call, dict(tools), most)
+    return JsonReader(form, [name for name, _ in tools], most)
 
 
 def _completion(place: int, text: str, reason: str | None) -> Json:
