@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ssd_runtime.drafting.lookup import LookupStats
-from ssd_runtime.planning.auto.planning_time import PlanningTime
-from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.auto.stream import PlanningTime, Stream
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
 
 

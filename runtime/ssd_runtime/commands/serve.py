@@ -24,7 +24,7 @@ from ssd_runtime.commands.options import (
 )
 from ssd_runtime.commands.serve_options import LimitOptions, ReplicaOptions, ServerOptions
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
-from ssd_runtime.serving.ray_app.ray_cluster import LOCAL, require_ray
+from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
 from ssd_runtime.serving.ray_app.scale import Scale
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _scale(cluster: ReplicaOptions, model: ModelOptions, server: ServerOptions, 
         if cluster.ray != LOCAL:
             raise UserError("--ray: a cluster serves replicas; give --replicas N too, or omit it")
         return None
-    require_ray("--replicas")
+    require_packages("--replicas", "ray", "ray")
     scale = Scale.of(
         cluster.replicas,
         model.threads,

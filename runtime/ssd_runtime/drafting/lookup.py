@@ -9,7 +9,6 @@ from itertools import count
 from typing import NamedTuple
 
 from ssd_runtime.drafting.ngrams import NgramIndex
-from ssd_runtime.drafting.rates import Rate
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.model.runner import Work
@@ -22,6 +21,33 @@ SUCCESSOR_PRIOR = {False: (0.3, 0.12, 0.07, 0.05), True: (0.45, 0.15, 0.08, 0.05
 """Prior probability that a successor is right, by rank: known after the token (False) or after the pair (True)."""
 LEAST_PROBABLE = 0.12
 """Drafted tokens have at least this probability."""
+KEEP = 0.995
+"""Decay per case, since requests change over time."""
+PRIOR_WEIGHT = 6.0
+"""Number of cases that the prior counts as."""
+
+
+@dataclass(slots=True)
+class Rate:
+    """Exponentially decayed share of successes."""
+
+    held: float
+    cases: float
+
+    @classmethod
+    def prior(cls, share: float) -> Rate:
+        """Create a rate from a prior belief."""
+        return cls(PRIOR_WEIGHT * share, PRIOR_WEIGHT)
+
+    @property
+    def share(self) -> float:
+        """Current estimate."""
+        return self.held / self.cases
+
+    def update(self, held: bool) -> None:
+        """Add one case."""
+        self.held = KEEP * self.held + held
+        self.cases = KEEP * self.cases + 1.0
 
 
 def _copy_rates() -> list[Rate]:

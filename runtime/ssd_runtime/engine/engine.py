@@ -25,10 +25,9 @@ from ssd_runtime.engine.offline.runner import Runner
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.result import Outcome
 from ssd_runtime.engine.output.text_stream import TextStream
-from ssd_runtime.engine.request import Request
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.stream_planners import StreamPlanners
-from ssd_runtime.engine.turn import RunSettings, Turn
+from ssd_runtime.engine.turn import Request, RunSettings, Turn
 from ssd_runtime.loading.checks.bitwise import require_bitwise
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.loaded_model import LoadedModel, conversation

@@ -154,6 +154,24 @@ class Turn:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One prompt with its own settings; `Engine.step` advances it."""
+
+    turn: Turn
+    job: Job[Generation]
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, failed or been cancelled."""
+        return self.job.done
+
+    def outcome(self) -> Outcome:
+        """The answer with its figures, once the request is done. Raises the UserError that it failed with."""
+        with naming(self.turn.prompt):
+            return self.turn.outcome(self.job.ended())
+
+
 @contextmanager
 def naming(prompt: Prompt) -> Iterator[None]:
     """Add the prompt's id to a UserError that the block raises."""

@@ -166,7 +166,8 @@ class LoadedModel:
         if not self.tokenizer.chat_template:
             return self.prompts.text(text)
         try:
-            return self.prompts.chat([{"role": role, "content": content} for role, content in messages])
+            turns = [{"role": role, "content": content} for role, content in messages]
+            return self.prompts.encode(self.prompts.render(turns))
         except TemplateRefused as error:
             raise UserError(
                 f"prompt: the model's chat template refuses it ({error}); change its messages, or use --raw"

@@ -83,19 +83,6 @@ class PromptTokens:
         """Whether the mark parts control tokens; a tokenizer that is made for it can have them of digits alone."""
         self._copy: Tokenizer | None = None
 
-    def chat(
-        self,
-        turns: Sequence[Mapping[str, Any]],
-        template: str | None = None,
-        tools: Sequence[Mapping[str, Any]] = (),
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Encode a conversation through the chat template, or another one, up to the beginning of the answer.
-
-        Raises UserError for spelled control tokens that cannot be encoded as text, and errors as `render` does.
-        """
-        return self.encode(self.render(turns, template, tools, variables))
-
     def render(
         self,
         turns: Sequence[Mapping[str, Any]],

@@ -102,11 +102,6 @@ def check_strategy(name: str, has_bundle: bool, option: str = "--strategy") -> N
         raise UserError(f"{option} {name}: needs a bundle; give one with --bundle, or use one of {others}")
 
 
-def needs_latency(name: str) -> bool:
-    """Whether the strategy plans with measured latencies. Raises UserError if there is no such strategy."""
-    return find_strategy(name).needs_latency
-
-
 def read_settings(strategy: str, assignments: list[str], base: Any = None) -> Any:
     """The strategy's parameters with `NAME=VALUE` assignments applied; None for strategies without any.
 

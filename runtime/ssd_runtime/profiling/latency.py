@@ -190,7 +190,7 @@ class _Bench:
     def contexts(self, budget_seconds: float) -> list[int]:
         """The contexts that fit the model, the memory and, except for two, the time; one pass of each is tried."""
         shape = self.decoder.shape
-        slots = max(LEAST_SLOTS, self.cache_bytes // self.cache.bytes_per_slot)
+        slots = max(LEAST_SLOTS, self.cache_bytes // self.decoder.kv_layout.bytes_per_slot)
         room = min(shape.max_context, slots) - max(self.queries)
         wanted = [context for context in CONTEXTS if context < room]
         if shape.max_context - max(self.queries) == room and room > (wanted[-1] if wanted else 0):

@@ -38,7 +38,7 @@ def measure_shared_steps(
     began = timer.spent
     room = decoder.shape.max_context - CONTEXT
     wide = [n for n in WIDE_QUERIES if last_query < n <= room]
-    slots = cache_bytes // decoder.new_cache().bytes_per_slot
+    slots = cache_bytes // decoder.kv_layout.bytes_per_slot
     many = [n for n in SEQUENCES if n <= room and n * (CONTEXT + 1 + SPARE_SLOTS) <= slots]
     caches = [decoder.new_cache()]
 

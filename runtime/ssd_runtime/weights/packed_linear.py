@@ -11,10 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ssd_profiles.errors import UserError
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import Kernel
-from ssd_runtime.weights.kernels.native import Native
 
 FEW = 32
 """Most tokens of a forward whose rows are looked up among recent ones: to dequantise one takes numpy a quarter of a
@@ -44,16 +42,6 @@ class PackedLinear(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         y = self.kernel(rows if self.columns is None else rows[:, self.columns])
         return y[:, self.begin : self.end].reshape(*x.shape[:-1], self.out_features)
-
-    def dense(self) -> nn.Linear:
-        """The projection as a module that has gradients. Raises UserError for a quantised weight."""
-        if not isinstance(self.kernel, Native) or not self.kernel.has_numbers:
-            raise UserError("model: nothing can be trained through packed weights; use --weights dense")
-        linear = nn.Linear(1, 1, bias=False, device="meta")
-        linear.weight = nn.Parameter(self.kernel.numbers[self.begin : self.end].float(), requires_grad=False)
-        if self.kernel.bias is not None:
-            linear.bias = nn.Parameter(self.kernel.bias[self.begin : self.end], requires_grad=False)
-        return linear
 
     def extra_repr(self) -> str:
         """The kernel and the columns."""

@@ -16,7 +16,7 @@ import pytest
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.observed import Observation
-from ssd_runtime.engine.request import Request
+from ssd_runtime.engine.turn import Request
 from ssd_runtime.model.cache.slot_ranges import SlotRanges
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import tiny_engine

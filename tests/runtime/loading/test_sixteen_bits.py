@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ssd_artifacts.safetensors_header import StoredTensor, read_header
-from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
@@ -22,11 +21,9 @@ from ssd_runtime.model.family.families import family_of
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.kernels.formats import SIXTEEN
-from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedLinear
 from tests.models import VARIANTS, tiny_model
-from tests.native_weights import weight4
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
 IDS = torch.arange(1, 60)[None]
@@ -115,16 +112,3 @@ def test_what_would_lose_bits_is_not_kept(folder: Path, monkeypatch: pytest.Monk
     assert dtype_to_keep(read_header(folder / "model.safetensors"), config) is None, "it is fp32"
     monkeypatch.setattr("ssd_runtime.loading.checkpoints.sixteen_bits.library", lambda: None)
     assert dtype_to_keep({"a": sixteen}, config) is None
-
-
-def test_exits_are_trained_through_a_kept_head_and_not_through_a_quantised_one() -> None:
-    weight, bias = torch.randn(48, 32).bfloat16(), torch.randn(48)
-    shared = Native.of16(weight, bias)
-    x = torch.randn(3, 32, requires_grad=True)
-    head = PackedLinear(shared, 16, 48)
-    y = head.dense()(x)
-    torch.testing.assert_close(y, head(x.detach()), rtol=1e-5, atol=1e-5)
-    y.sum().backward()
-    torch.testing.assert_close(x.grad, weight[16:].float().sum(0).expand(3, -1))
-    with pytest.raises(UserError, match="packed weights"):
-        PackedLinear(weight4(16, 32)[0]).dense()

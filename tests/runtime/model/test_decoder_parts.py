@@ -151,7 +151,7 @@ def test_a_latency_table_is_measured_within_its_model() -> None:
 
 def test_shared_steps_are_measured_as_far_as_model_memory_and_time_allow() -> None:
     decoder = Decoder(tiny_model("llama"))
-    slots = 5 * (CONTEXT + 1 + SPARE_SLOTS) * decoder.new_cache().bytes_per_slot
+    slots = 5 * (CONTEXT + 1 + SPARE_SLOTS) * decoder.kv_layout.bytes_per_slot
     found = measure_shared_steps(decoder, 32, 10.0, slots, Timer(decoder.device))
     assert found["wide_queries"].tolist() == [48.0, 64.0, 96.0], (
         "a context of 128 holds no more beside 16 cached tokens"

@@ -218,7 +218,7 @@ def test_a_pool_admits_as_many_sequences_as_it_has_room_for_states() -> None:
         while scheduler.running or scheduler.waiting:
             scheduler.step()
             most = max(most, scheduler.running)
-            states = [job.session.cache.state_bytes for job in jobs]
+            states = [job.session.cache.states.bytes for job in jobs]
             assert max(states) <= layout.state_bytes, "reckoned right"
             assert scheduler.pool.used_bytes >= sum(states)
             assert sum(size > 0 for size in states) <= 2, "prefixes make room"

@@ -21,7 +21,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.planning.auto.planning_time import PlanningTime
+from ssd_runtime.planning.auto.stream import PlanningTime
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
 from ssd_runtime.planning.registry import read_settings

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LogitsProcessor
+from transformers import LogitsProcessor, SequenceBiasLogitsProcessor
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.commands.run_options import SamplingOptions
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.loop import decode, generate
 from ssd_runtime.engine.output.divergence import Kind, compare
@@ -26,12 +27,12 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sampling.filters import filters_of
-from ssd_runtime.sampling.params import GREEDY, SamplingParams, read_sampling
+from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import Sampler, draw, gumbel
 from ssd_runtime.sampling.seeds import seed_generator
 from ssd_runtime.sequence.session import Session
-from ssd_runtime.serving.http.logits import CountPenalties, TokenBias
+from ssd_runtime.serving.http.logits import CountPenalties
 from tests.models import VOCABULARY, tiny_model
 
 LAYERS = 4
@@ -130,7 +131,7 @@ def test_a_temperature_that_no_logits_can_be_divided_by_is_greedy(temperature: f
             assert got.token_ids == expected
 
 
-@pytest.mark.parametrize("processor", [TokenBias({7: 100.0}, DECODER.device), CountPenalties(2, 0.0, 50.0)])
+@pytest.mark.parametrize("processor", [SequenceBiasLogitsProcessor({(7,): 100.0}), CountPenalties(2, 0.0, 50.0)])
 def test_penalties_and_biases_of_a_server_shape_drafts_too(processor: LogitsProcessor) -> None:
     sampling = SamplingParams(processors=RowProcessors([processor], torch.empty(0, dtype=torch.long)))
     whole = Plan.masked("all", SubLayerPlan.of(LAYERS, set()), 4)
@@ -239,13 +240,12 @@ def test_what_logits_nearby_choose_is_a_near_tie_and_nothing_else_is(sampling: S
 
 
 def test_what_shapes_a_distribution_asks_for_sampling() -> None:
-    assert read_sampling(None, 0, 1.0, 0.0, None, None, False) == SamplingParams()
-    assert read_sampling(None, 0, 0.9, 0.0, None, 7, False) == SamplingParams(1.0, top_p=0.9, seed=7)
-    assert read_sampling(0.3, 0, 1.0, 0.0, 1.1, 7, True) == SamplingParams(
-        0.3, repetition_penalty=1.1, seed=7, rejection=True
-    )
+    assert SamplingOptions().params == SamplingParams()
+    assert SamplingOptions(top_p=0.9, seed=7).params == SamplingParams(1.0, top_p=0.9, seed=7)
+    given: dict[str, Any] = {"temperature": 0.3, "repetition_penalty": 1.1, "seed": 7, "rejection": True}
+    assert SamplingOptions(**given).params == SamplingParams(**given)
     with pytest.raises(UserError, match="min_p"):
-        read_sampling(0.0, 0, 1.0, 0.1, 1.0, None, False)
+        _ = SamplingOptions(temperature=0.0, min_p=0.1).params
 
 
 @pytest.mark.parametrize(

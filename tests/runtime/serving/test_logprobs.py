@@ -33,7 +33,7 @@ def bytes_of(kind: str) -> TokenBytes:
 
 
 def read(kind: str, tokens: list[int], top: list[int]) -> list[Any]:
-    entries = [TokenLogprobs(token, -1.0, [(each, -2.0) for each in top]) for token in tokens]
+    entries = [TokenLogprobs([(each, -2.0) for each in top], token=token, logprob=-1.0) for token in tokens]
     return PositionReader(bytes_of(kind)).read(entries)
 
 
@@ -101,7 +101,10 @@ def test_a_stream_that_goes_on_has_the_same_positions(kind: str, data: st.DataOb
     cut = data.draw(st.integers(0, len(tokens)))
     reader = PositionReader(bytes_of(kind))
     reader.skip(tokens[:cut])
-    assert reader.read([TokenLogprobs(each, -1.0, []) for each in tokens[cut:]]) == read(kind, tokens, [])[cut:]
+    assert (
+        reader.read([TokenLogprobs([], token=each, logprob=-1.0) for each in tokens[cut:]])
+        == read(kind, tokens, [])[cut:]
+    )
 
 
 def test_a_leading_space_and_the_parts_of_a_character_are_told() -> None:

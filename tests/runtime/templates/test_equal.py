@@ -96,7 +96,7 @@ def test_text_and_tokens_are_those_of_transformers(template: str, conversation: 
             expected = TOKENIZER.apply_chat_template(turns, tokenize=False, **given)
             assert PROMPTS.render(turns, text, tools, variables).text == expected
             ids = list(TOKENIZER.apply_chat_template(turns, **given)["input_ids"])
-            assert PROMPTS.chat(turns, text, tools, variables) == ids
+            assert PROMPTS.encode(PROMPTS.render(turns, text, tools, variables)) == ids
 
 
 def test_one_of_several_templates_is_chosen_as_transformers_does() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -43,26 +42,18 @@ def converted(name: str, digest: str, packed: bool, read: Callable[[], GgufIndex
     """
     kind = "-packed" if packed else ""
     folder = cache_folder() / "models" / f"{name}-{digest[:12]}-v{VERSION}{kind}"
-    with _converting(folder) as needed:
-        if needed:
+    if (folder / "config.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.parent / f".{folder.name}.lock"):  # one process makes it while others wait
+        clear_leftovers(folder)
+        if not (folder / "config.json").is_file():
             index = read()
             with new_folder(folder) as temporary:
                 _convert(index, temporary, packed)
                 if keep:
                     shutil.move(index.path, temporary / KEPT)
     return folder
-
-
-@contextmanager
-def _converting(folder: Path) -> Iterator[bool]:
-    """Yield whether `folder` still has to be made. One process makes it while others wait."""
-    if (folder / "config.json").is_file():
-        yield False
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.parent / f".{folder.name}.lock"):
-        clear_leftovers(folder)
-        yield not (folder / "config.json").is_file()
 
 
 def _convert(index: GgufIndex, folder: Path, packed: bool) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,6 @@ Rotation = tuple[Tensor, Tensor]
 """cos and signed sin of some rows, each [n, 1, rotated part of a head]."""
 
 
-class RotaryModule(Protocol):
-    """The interface of transformers' rotary modules."""
-
-    def __call__(self, x: Tensor, position_ids: Tensor, **layer_type: Any) -> tuple[Tensor, Tensor]:
-        """cos and sin, each [1, n, width], of `position_ids` [1, n] in the dtype of `x`."""
-        ...
-
-
 class RotaryTable:
     """A table of cos and signed sin of positions 0, 1, …, computed by the model's own module.
 
@@ -33,14 +25,16 @@ class RotaryTable:
 
     def __init__(
         self,
-        module: RotaryModule,
+        module: Callable[..., tuple[Tensor, Tensor]],
         like: Tensor,
         switch: int | None = None,
         name: str = "default",
         alternate: bool = False,
         once: bool = False,
     ) -> None:
-        """`alternate` pairs neighbouring columns (`rotate`); `once` says that the module has one angle per pair."""
+        """`module` is transformers': it returns cos and sin [1, n, width] of positions [1, n], in the dtype of `like`.
+
+        `alternate` pairs neighbouring columns (`rotate`); `once` says that the module has one angle per pair."""
         self._module = module
         self._alternate, self._once = alternate, once
         self._like = like

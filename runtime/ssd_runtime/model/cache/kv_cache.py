@@ -44,18 +44,13 @@ class KVCache:
         pool.admit(self)
 
     @property
-    def bytes_per_slot(self) -> int:
-        """Bytes of one slot over all layers."""
-        return self.pool.layout.bytes_per_slot
-
-    @property
     def bytes(self) -> int:
         """Bytes that the sequence takes."""
         leased = sum(lease.size * group.slot_bytes for lease, group in zip(self.leases, self.pool.groups, strict=True))
         kept = sum(
             each.numel() * each.element_size() for saved in self._marks.values() for each in (saved or {}).values()
         )
-        return leased + kept + self.state_bytes
+        return leased + kept + self.states.bytes
 
     def reserve_tokens(self, tokens: int) -> None:
         """Reserve slots for a sequence of `tokens` tokens, and spare ones after it."""
@@ -81,11 +76,6 @@ class KVCache:
             if slots > lease.reach:
                 more = max(slots - lease.reach, lease.size // GROWTH, SPARE_SLOTS)
                 self._grow(number, min(lease.size + more, most - lease.first))
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of states of mixers that are no attention."""
-        return self.states.bytes
 
     def mark(self, position: int) -> None:
         """Let the session return to `position` tokens at any time; with states, before it has committed more."""

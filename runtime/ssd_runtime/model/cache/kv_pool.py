@@ -10,6 +10,7 @@ from weakref import finalize, ref
 import torch
 
 from ssd_runtime.model.cache.kv_layout import KVLayout
+from ssd_runtime.model.cache.mixer_states import MixerStates
 from ssd_runtime.model.cache.slot_ranges import SlotRanges
 
 FORWARD_ROWS = 768
@@ -55,10 +56,8 @@ class Leaseholder(Protocol):
     leases: list[Lease]
     """One lease per layer group."""
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of states of mixers that are no attention."""
-        ...
+    states: MixerStates
+    """States of mixers that are no attention."""
 
     def placed(self, number: int) -> None:
         """Take note that the lease of layer group `number` has moved."""
@@ -127,7 +126,7 @@ class KVPool:
     def used_bytes(self) -> int:
         """Bytes of leased slots and of states."""
         used = sum((group.ranges.size - group.ranges.free) * group.slot_bytes for group in self.groups)
-        return used + sum(cache.state_bytes for cache in self._caches)
+        return used + sum(cache.states.bytes for cache in self._caches)
 
     @property
     def _caches(self) -> list[Leaseholder]:
@@ -137,7 +136,7 @@ class KVPool:
     def _have_states(self, released: Sequence[Leaseholder] = ()) -> int:
         """Number of sequences that have states, or slots and soon states, beside the `released` ones."""
         others = (cache for cache in self._caches if cache not in released)
-        return sum(cache.state_bytes > 0 or any(lease.size for lease in cache.leases) for cache in others)
+        return sum(cache.states.bytes > 0 or any(lease.size for lease in cache.leases) for cache in others)
 
     @property
     def most_slots(self) -> int:

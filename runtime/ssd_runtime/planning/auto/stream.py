@@ -9,10 +9,27 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.planning.auto.budget import Budgets
 from ssd_runtime.planning.auto.draft_stats import DraftStats
-from ssd_runtime.planning.auto.planning_time import PlanningTime
 from ssd_runtime.planning.auto.shared_step import SharedSteps
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
 from ssd_runtime.sequence.load import Load
+
+SHARE = 0.1
+"""Weight of a new time in the running mean."""
+OUTLIER = 3.0
+"""Times are clipped at `OUTLIER` times the mean: longer ones come from other processes."""
+
+
+@dataclass(slots=True)
+class PlanningTime:
+    """Running mean of the seconds to plan and observe a cycle."""
+
+    seconds: float = 0.0
+
+    def update(self, seconds: float) -> float:
+        """Update with a cycle's seconds; returns the mean, which is charged for the cycle."""
+        known = self.seconds or seconds
+        self.seconds = known + SHARE * (min(seconds, OUTLIER * known) - known)
+        return self.seconds
 
 
 def _by_domain() -> defaultdict[str, DraftStats]:

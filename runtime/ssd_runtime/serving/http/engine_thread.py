@@ -12,7 +12,7 @@ from time import perf_counter
 
 from ssd_artifacts.bundle import Bundle
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.request import Request
+from ssd_runtime.engine.turn import Request
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.pending import End, GenerationRequest, Listener, PendingRequest
 from ssd_runtime.serving.http.receiver import Receiver
@@ -187,17 +187,12 @@ class EngineThread:
 
     def _turn(self, wait: bool) -> None:
         """Execute the callers' commands, at least one with `wait`, and step."""
-        self._obey(wait)
+        while wait or not self._commands.empty():
+            self._commands.get()()
+            wait = False
         self._drop_cancelled()
         if self._live:
             self._step()
-
-    def _obey(self, wait: bool) -> None:
-        """Execute the callers' commands; with `wait`, at least one."""
-        if wait:
-            self._commands.get()()
-        while not self._commands.empty():
-            self._commands.get()()
 
     def _stop(self) -> None:
         self._stopping = True

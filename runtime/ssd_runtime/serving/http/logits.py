@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -28,44 +27,21 @@ class CountPenalties(LogitsProcessor):
         return scores
 
 
-class TokenBias(LogitsProcessor):
-    """Adds a bias to the logits of some tokens."""
-
-    repeatable = True
-
-    def __init__(self, biases: Mapping[int, float], device: torch.device) -> None:
-        self._ids = torch.tensor(list(biases), device=device)
-        self._values = torch.tensor(list(biases.values()), device=device)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Raise `scores` [1, vocabulary]."""
-        scores[0, self._ids] += self._values.to(scores.dtype)
-        return scores
-
-
 @dataclass(slots=True)
 class TokenLogprobs:
     """Log-probabilities of one position, before penalties, temperature and filters."""
 
-    token: int
-    logprob: float
     top: list[tuple[int, float]]
     """The most probable tokens, the best first."""
-
-
-@dataclass(slots=True)
-class _Row:
-    top_ids: list[int]
-    top_values: list[float]
-    values: Tensor | None
+    values: Tensor | None = None
     """All log-probabilities [vocabulary], until the token is known."""
+    token: int = 0
     logprob: float = 0.0
 
     def choose(self, token: int) -> None:
         """Keep the token's log-probability, and drop the others."""
         if self.values is not None:
-            self.logprob = float(self.values[token])
-            self.values = None
+            self.token, self.logprob, self.values = token, float(self.values[token]), None
 
 
 class LogprobRecorder(LogitsProcessor):
@@ -77,7 +53,7 @@ class LogprobRecorder(LogitsProcessor):
     def __init__(self, top: int) -> None:
         """`top` is the number of most probable tokens to note."""
         self._top = top
-        self._rows: list[_Row] = []
+        self._rows: list[TokenLogprobs] = []
         self._begin = 0
         """Number of the answer's token that the first row is about."""
         self._lock = Lock()
@@ -95,7 +71,8 @@ class LogprobRecorder(LogitsProcessor):
                 self._rows[-1].choose(int(input_ids[0, -1]))
             # A grammar leaves some tokens no probability, which JSON has no number for.
             kept = int(best.values.isfinite().sum())
-            self._rows.append(_Row(best.indices[:kept].tolist(), best.values[:kept].tolist(), values))
+            top = zip(best.indices[:kept].tolist(), best.values[:kept].tolist(), strict=True)
+            self._rows.append(TokenLogprobs(list(top), values))
         return scores
 
     def read(self, begin: int, tokens: Sequence[int]) -> list[TokenLogprobs]:
@@ -105,7 +82,4 @@ class LogprobRecorder(LogitsProcessor):
             rows = self._rows[first : first + len(tokens)]
             for row, token in zip(rows, tokens, strict=True):
                 row.choose(token)
-            return [
-                TokenLogprobs(token, row.logprob, list(zip(row.top_ids, row.top_values, strict=True)))
-                for row, token in zip(rows, tokens, strict=True)
-            ]
+            return rows

@@ -15,18 +15,13 @@ STORE_BYTES = 128 << 20
 """Memory for objects that processes of a local cluster share: prompts and results, which are small."""
 
 
-def require_ray(option: str) -> None:
-    """Raise UserError, which names the option that needs it, if Ray is not installed."""
-    require_packages(option, "ray", "ray")
-
-
 @contextmanager
-def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
+def ray_cluster(address: str) -> Iterator[None]:
     """Join the cluster at an address for the length of a block; `local` starts one on this machine.
 
     Raises UserError if Ray is not installed, or if there is no cluster.
     """
-    require_ray(option)
+    require_packages("--ray", "ray", "ray")
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -46,10 +41,10 @@ def ray_cluster(address: str, option: str = "--ray") -> Iterator[None]:
     except Exception as error:  # Ray raises bare exceptions where a cluster does not start in time
         if address == LOCAL:
             raise UserError(
-                f"{option} {LOCAL}: Ray did not start on this machine ({first_line(error)}); see `ray start --head`"
+                f"--ray {LOCAL}: Ray did not start on this machine ({first_line(error)}); see `ray start --head`"
             ) from None
         raise UserError(
-            f"{option} {address}: no cluster can be joined there ({first_line(error)}); see `ray status`"
+            f"--ray {address}: no cluster can be joined there ({first_line(error)}); see `ray status`"
         ) from None
     try:
         yield

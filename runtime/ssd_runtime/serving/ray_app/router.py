@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Protocol
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -26,7 +30,6 @@ from ssd_runtime.serving.http.transport.failures import exception_handlers
 from ssd_runtime.serving.http.transport.leaving import until_gone
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
-from ssd_runtime.serving.ray_app.merged_metrics import merged
 from ssd_runtime.serving.ray_app.routing import RESPONSES, Routed, read_call
 
 log = logging.getLogger("ssd_serve")
@@ -245,3 +248,28 @@ def _all_lost() -> ApiError:
 
 def _cannot_resume() -> ApiError:
     return ApiError(503, "the replica died, and its stream cannot go on; send the request again", code="broken")
+
+
+class _ReplicaMetrics(Collector):
+    """The metrics of replicas, with a label that tells which."""
+
+    def __init__(self, texts: Sequence[tuple[str, str]]) -> None:
+        self._texts = texts
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics, each with the samples of all replicas."""
+        found = dict[str, Metric]()
+        for replica, text in self._texts:
+            for family in text_string_to_metric_families(text):
+                metric = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                metric.samples += [
+                    Sample(each.name, {**each.labels, "replica": replica}, each.value) for each in family.samples
+                ]
+        yield from found.values()
+
+
+def merged(texts: Sequence[tuple[str, str]], own: CollectorRegistry) -> bytes:
+    """The metrics of replicas, given as names and texts, and those of `own`, in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(_ReplicaMetrics(texts))
+    return generate_latest(own) + generate_latest(registry)

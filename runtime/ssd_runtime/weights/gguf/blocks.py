@@ -7,7 +7,7 @@ are those of ggml's `block_q4_0`, `block_q4_1` and `block_q4_K`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,6 @@ from gguf import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 from torch import Tensor
-
-from ssd_runtime.weights.kernels.int4 import GROUP
 
 
 def _is_read(kind: Type) -> bool:
@@ -39,18 +37,12 @@ ROWS_AT_ONCE = 4096
 """Rows that are in memory in fp32 while a tensor is requantised."""
 
 
-@dataclass(frozen=True, slots=True)
-class Levels4:
+class Levels4(NamedTuple):
     """A 4-bit weight: `levels` uint8 [out, in] from 0 to 15, `scale` and `zero` fp32 [out, in / 32]."""
 
     levels: Tensor
     scale: Tensor
     zero: Tensor
-
-    def dense(self) -> Tensor:
-        """The weight [out, in] in fp32."""
-        centred = self.levels.float().unflatten(1, (-1, GROUP)) - 8
-        return (centred * self.scale[..., None] + self.zero[..., None]).flatten(1)
 
 
 def levels4(data: NDArray[np.uint8], kind: Type) -> Levels4:

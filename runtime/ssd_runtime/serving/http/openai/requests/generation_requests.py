@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 import torch
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.turn import RunSettings
@@ -18,7 +18,7 @@ from ssd_runtime.planning.registry import STRATEGIES, check_strategy, find_strat
 from ssd_runtime.sampling.filters import filters_of
 from ssd_runtime.sampling.params import COLD, SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
-from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder, TokenBias
+from ssd_runtime.serving.http.logits import CountPenalties, LogprobRecorder
 from ssd_runtime.serving.http.openai.errors import invalid, too_long, too_many_answers
 from ssd_runtime.serving.http.openai.requests.fields import EFFORT
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
@@ -152,7 +152,7 @@ def _processors(
     if presence or frequency:
         processors.append(CountPenalties(prompt_tokens, presence, frequency))
     if biases:
-        processors.append(TokenBias(biases, loaded.model.device))
+        processors.append(SequenceBiasLogitsProcessor({(token,): bias for token, bias in biases.items()}))
     return processors
 
 
