@@ -34,7 +34,8 @@ class RotaryTable:
     ) -> None:
         """`module` is transformers': it returns cos and sin [1, n, width] of positions [1, n], in the dtype of `like`.
 
-        `alternate` pairs neighbouring columns (`rotate`); `once` says that the module has one angle per pair."""
+        `alternate` pairs neighbouring columns (`rotate`); `once` says that the module has one angle per pair.
+        """
         self._module = module
         self._alternate, self._once = alternate, once
         self._like = like

@@ -1,14 +1,21 @@
-"""The interface between the controller and the ways to draft by steps of the model."""
+"""The interface between the controller and the ways to draft by steps of the model, and the base of chains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
 
+from ssd_runtime.drafting.chain import Branching
+from ssd_runtime.drafting.combined import Extended
+from ssd_runtime.drafting.lookup import Lookup
+from ssd_runtime.drafting.tree import Drafter
 from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
 from ssd_runtime.planning.plan import Cycle, Plan
+
+UNSURE: Branching = ((0.5, 2),)
+"""A second candidate may be verified beside a token whose probability is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +41,11 @@ class DraftLength:
     """Cost of a cycle whose drafts are all rejected, in plain steps."""
 
 
-def best_covered(lengths: Sequence[DraftLength], most_cost: float) -> DraftLength | None:
-    """The length with the highest speed-up among those that gain and cost at most `most_cost`; None without one."""
-    covered = [each for each in lengths if each.cost <= most_cost and each.speedup >= MIN_GAIN]
-    return max(covered, key=attrgetter("speedup"), default=None)
-
-
 class DraftSource(Protocol):
     """A way to draft by steps of the model, for one request."""
 
-    @property
-    def stats(self) -> DraftStats:
-        """Statistics of these drafts in this stream."""
-        ...
+    stats: DraftStats
+    """Statistics of these drafts in this stream."""
 
     def propose(self, context: int, costs: Sequence[float], most_cost: float) -> DraftProposal | None:
         """Propose the best draft after `context` committed tokens; None if no length is expected to gain.
@@ -61,3 +60,55 @@ class DraftSource(Protocol):
         `costs` are those of `propose`. `plain_seconds` are the current seconds of a plain step, or None if unknown.
         """
         ...
+
+
+@dataclass(slots=True, eq=False)
+class StepDrafts(DraftSource):
+    """Chains of draft steps, extended by guesses."""
+
+    stats: DraftStats
+    lookup: Lookup
+
+    def propose_best(
+        self, chains: Sequence[DraftLength], most_cost: float, plan: Callable[[DraftLength], Plan]
+    ) -> DraftProposal | None:
+        """Propose the best chain that gains and costs at most `most_cost`; None if no chain is worth its risk."""
+        best = max(chain.speedup for chain in chains)
+        if not self.stats.update_trust(best):
+            return None
+        covered = [each for each in chains if each.cost <= most_cost and each.speedup >= MIN_GAIN]
+        chain = max(covered, key=attrgetter("speedup"), default=None)
+        if chain is None:
+            return DraftProposal(self, best)
+        return DraftProposal(source=self, best=best, plan=plan(chain), speedup=chain.speedup)
+
+    def extended(
+        self, drafter: Drafter, chain: DraftLength, agreement: float, costs: Sequence[float], most_cost: float
+    ) -> Extended:
+        """The chain, with as many other rows as the rest of `most_cost` covers."""
+        return Extended(
+            drafter=drafter,
+            chain=chain.length,
+            lookup=self.lookup,
+            agreement=min(1.0, agreement * self.stats.factor),
+            speedup=chain.speedup,
+            row_costs=tuple(costs),
+            most_cost=most_cost - chain.cost,
+        )
+
+    def charge(self, cycle: Cycle, costs: Sequence[float], steps: float, agreement: float, timed: bool = True) -> float:
+        """Update with a cycle's right tokens and the time of its draft steps; returns the cycle's cost in plain steps.
+
+        `steps` is the draft steps' cost by the latency table, in plain steps, and `agreement` the expected token
+        agreement. Only the time of steps that were `timed` for this sequence alone changes the pace.
+        """
+        verification = costs[min(cycle.verified, len(costs)) - 1]
+        charged = spent = steps * self.stats.pace
+        if timed and cycle.verify_seconds:
+            spent = cycle.draft_seconds / cycle.verify_seconds * verification
+        if not cycle.is_cut:
+            # Guesses after the chain are not the steps'.
+            right = min(cycle.accepted, cycle.steps)
+            tested = right + (right < cycle.steps)
+            self.stats.update(right, tested * agreement, spent / steps)
+        return verification + charged

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.drafting.chain import Branching
-from ssd_runtime.drafting.combined import DEEPEST, Extended
+from ssd_runtime.drafting.combined import DEEPEST
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.planning.auto.draft_source import DraftLength, DraftProposal, best_covered
+from ssd_runtime.planning.auto.draft_source import UNSURE, DraftLength, DraftProposal, StepDrafts
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.shared_step import ChainYield, Share
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import Cycle, Plan
-
-UNSURE: Branching = ((0.5, 2),)
-"""A second candidate may be verified beside a token whose probability is at most this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class _LengthStats:
     """Average number of drafted tokens that must be right for one token of the gain."""
 
 
-class MaskedDrafts:
+class MaskedDrafts(StepDrafts):
     """The best mask of a domain's frontier, with guesses after the masked chain and second candidates beside it.
 
     The statistics are of right tokens ÷ those that the mask's token agreement predicts. The expectation for whole
@@ -43,10 +39,9 @@ class MaskedDrafts:
     """
 
     def __init__(self, frontier: Frontier, latency: LatencyTable, stats: DraftStats, lookup: Lookup) -> None:
+        super().__init__(stats, lookup)
         self._frontier = frontier
         self._best = frontier.best(latency)
-        self.stats = stats
-        self._lookup = lookup
         self._option: Option | None = None
         self._length_stats: list[_LengthStats] = []
         """Statistics of the option's draft lengths, ascending."""
@@ -60,14 +55,7 @@ class MaskedDrafts:
         if option is None:
             return None
         chains = self._chains(option, costs, option.draft_cost * self.stats.pace)
-        best = max(chain.speedup for chain in chains)
-        if not self.stats.update_trust(best):
-            return None
-        chain = best_covered(chains, most_cost)
-        if chain is None:
-            return DraftProposal(self, best)
-        plan = self._plan(option=option, chain=chain, costs=costs, most_cost=most_cost)
-        return DraftProposal(source=self, best=best, plan=plan, speedup=chain.speedup)
+        return self.propose_best(chains, most_cost, lambda chain: self._plan(option, chain, costs, most_cost))
 
     def yields(self, context: int, sequences: int) -> tuple[SubLayerPlan, tuple[ChainYield, ...]] | None:
         """The mask that is best by latency, with the yields of its chains in a step that `sequences` sequences share.
@@ -102,19 +90,9 @@ class MaskedDrafts:
         """
         option = self._option
         share = self._share
-        pace = self.stats.pace
         assert option is not None, "there was a proposal"
-        verification = costs[min(cycle.verified, len(costs)) - 1]
         steps = cycle.steps * option.draft_cost if share is None else share.length * share.step_cost
-        spent = steps * pace
-        if share is None:
-            spent = cycle.draft_seconds / cycle.verify_seconds * verification if cycle.verify_seconds else steps
-        if not cycle.is_cut:
-            # Guesses after the chain are not the mask's.
-            right = min(cycle.accepted, cycle.steps)
-            tested = right + (right < cycle.steps)
-            self.stats.update(right, tested * option.entry.profile.token_agreement, spent / steps)
-        return verification + steps * pace
+        return self.charge(cycle, costs, steps, option.entry.profile.token_agreement, timed=share is None)
 
     def _update_option(self, context: int) -> Option | None:
         """Update the option to the frontier's best at this context, with the statistics of its lengths; returns it."""
@@ -147,15 +125,8 @@ class MaskedDrafts:
     def _plan(self, option: Option, chain: DraftLength, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""
         entry = option.entry
-        drafter = Extended(
-            drafter=Masked(entry.mask, option.threshold, UNSURE),
-            chain=chain.length,
-            lookup=self._lookup,
-            agreement=min(1.0, entry.profile.token_agreement * self.stats.factor),
-            speedup=chain.speedup,
-            row_costs=tuple(costs),
-            most_cost=most_cost - chain.cost,
-        )
+        masked = Masked(entry.mask, option.threshold, UNSURE)
+        drafter = self.extended(masked, chain, entry.profile.token_agreement, costs, most_cost)
         return Plan(
             reason=f"draft with {entry.name}",
             drafter=drafter,

@@ -54,6 +54,7 @@ class ChatForm:
     logprobs = staticmethod(chat_logprobs)
 
     tools: ToolSchemas = ()
+    """The offered tools."""
     call_form: CallForm = TAGGED
     """The form of calls, as answers show it."""
     most_calls: int | None = None
@@ -61,6 +62,7 @@ class ChatForm:
     thinks: bool | None = None
     """Whether the prompt has opened the model's thoughts; None for a model that has none."""
     has_channels: bool = False
+    """Whether the text is in channels."""
     _readers: dict[int, _ChatReader] = field(default_factory=dict)
     """Readers of streamed choices by place."""
 
