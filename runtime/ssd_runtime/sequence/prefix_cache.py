@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ TAKEN_OVER = 0.75
 """A sequence that reuses at least this share of a prefix takes over its cache; others copy the common part."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Prefix:
     """The committed tokens of an ended sequence, or the prompt of a running one."""
 
@@ -27,12 +27,18 @@ class Prefix:
     states: PromptStates
     version: int
     """Version of the decoder that computed the keys: other weights make other keys."""
-    start: bytes
-    """The first `BLOCK` tokens as bytes. Prompts that begin otherwise cannot resume after the prefix."""
-    size: int
-    """Bytes of its keys, values and states."""
     owner: str = ""
     """Name of the stream it came from; other streams do not see it."""
+
+    @cached_property
+    def start(self) -> bytes:
+        """The first `BLOCK` tokens as bytes. Prompts that begin otherwise cannot resume after the prefix."""
+        return _start(self.ids)
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of its keys, values and states, once no sequence adds to them."""
+        return self.cache.bytes + self.states.bytes
 
     def common(self, ids: NDArray[np.int64]) -> int:
         """Number of common leading tokens after which decoding can resume: a multiple of `BLOCK`."""
@@ -63,44 +69,29 @@ class PrefixCache:
         """Number of prefixes."""
         return len(self._prefixes)
 
-    def keep(self, ids: Sequence[int], cache: KVCache, states: PromptStates, version: int, owner: str = "") -> None:
+    def keep(self, new: Prefix) -> None:
         """Take over the cache of an ended sequence, and drop the least recently used prefixes that do not fit."""
-        if len(ids) < BLOCK:
-            cache.release()
+        if len(new.ids) < BLOCK:
+            new.cache.release()
             return
-        cache.trim(len(ids))
-        tokens = np.asarray(ids, np.int64)
-        new = Prefix(
-            ids=tokens,
-            cache=cache,
-            states=states,
-            version=version,
-            start=_start(tokens),
-            size=cache.bytes + states.bytes,
-            owner=owner,
-        )
+        new.cache.trim(len(new.ids))
         if new.size > SHARE * self.pool.bytes:
-            cache.release()  # else it would push out all others, and itself in the end
+            new.cache.release()  # else it would push out all others, and itself in the end
             return
         for old in self._prefixes[:]:
             # Earlier turns of the same conversation and prefixes of other weights are of no more use.
-            alike = old.owner == owner and old.start == new.start
+            alike = old.owner == new.owner and old.start == new.start
             contained = alike and new.common(old.ids) >= len(old.ids) // BLOCK * BLOCK
-            if contained or old.version != version:
+            if contained or old.version != new.version:
                 self._forget(old)
         self._prefixes.append(new)
         while sum(each.size for each in self._prefixes) > SHARE * self.pool.bytes:
             self._forget(self._prefixes[0])
 
-    def lend(self, ids: Sequence[int], cache: KVCache, states: PromptStates, version: int, owner: str = "") -> None:
+    def lend(self, prompt: Prefix) -> None:
         """Let new sequences copy the prompt of a running sequence, until `withdraw`."""
-        if len(ids) >= BLOCK:
-            tokens = np.asarray(ids, np.int64)
-            self._lent.append(
-                Prefix(
-                    ids=tokens, cache=cache, states=states, version=version, start=_start(tokens), size=0, owner=owner
-                )
-            )
+        if len(prompt.ids) >= BLOCK:
+            self._lent.append(prompt)
 
     def withdraw(self, cache: KVCache) -> None:
         """End the loan of a sequence's prompt, whose keys are about to change or to be released."""

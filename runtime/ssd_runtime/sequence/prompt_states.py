@@ -24,8 +24,6 @@ class PromptStates:
         self.mtp = mtp
         self._sums: list[Tensor] = []
         """Sums [blocks, hidden] in fp32, of consecutive blocks."""
-        self._blocks = 0
-        """Number of whole blocks that are summed."""
         self._open: list[Tensor] = []
         """States [n, hidden] after the last sub-layer, of the tokens after the last whole block."""
 
@@ -38,7 +36,6 @@ class PromptStates:
         """Return an independent copy of the same states."""
         other = PromptStates(None if self.mtp is None else self.mtp.copy())
         other._sums = list(self._sums)
-        other._blocks = self._blocks
         other._open = list(self._open)
         return other
 
@@ -56,7 +53,6 @@ class PromptStates:
         if blocks:
             whole = normed[: blocks * BLOCK].unflatten(0, (blocks, BLOCK))
             self._sums.append(whole.sum(1, dtype=torch.float32))
-            self._blocks += blocks
         # A copy: a view would keep the states of all blocks in memory.
         self._open = [rows[blocks * BLOCK :].clone()]
         return normed
@@ -64,11 +60,10 @@ class PromptStates:
     def resuming(self, tokens: int) -> Work[PromptStates]:
         """Return the states of the first `tokens` tokens, a multiple of `BLOCK`."""
         closed = self.copy()  # several sequences may resume from the same states at once
-        if tokens > closed._blocks * BLOCK:
+        if tokens > sum(map(len, closed._sums)) * BLOCK:
             yield from closed.closing()
         beginning = PromptStates(None if self.mtp is None else self.mtp.copy(tokens))
-        beginning._blocks = tokens // BLOCK
-        beginning._sums = [concatenated(closed._sums)[: beginning._blocks]]
+        beginning._sums = [concatenated(closed._sums)[: tokens // BLOCK]]
         return beginning
 
     def mean(self, normed: Tensor, tokens: int) -> Tensor:

@@ -157,14 +157,22 @@ class TokenSequence:
             return
         self._withdraw()
         if keep and self.cache.long == self._states_are_long:
-            self._prefixes.keep(
-                ids=self.ids, cache=self.cache, states=self._states, version=self._version, owner=self._owner
-            )
+            self._prefixes.keep(self._prefix(self._states))
         else:
             self.cache.release()
         self._states = PromptStates()
         self._prompt = None
         self._sampler.restart(0)
+
+    def _prefix(self, states: PromptStates) -> Prefix:
+        """The committed tokens, for sequences that begin alike."""
+        return Prefix(
+            ids=np.asarray(self.ids, np.int64),
+            cache=self.cache,
+            states=states,
+            version=self._version,
+            owner=self._owner,
+        )
 
     def release(self) -> None:
         """Give the slots back to the pool; the tokens stay, for `recomputing`."""

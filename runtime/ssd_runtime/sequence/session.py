@@ -128,9 +128,7 @@ class Session(TokenSequence):
             self.cache.mark(border)
             # Marks of a conversation's earlier prompts would stay in memory, with all states at each.
             self.cache.forget_marks({self.reused or len(known), border, total})
-            self._prefixes.lend(
-                ids=ids, cache=self.cache, states=self._states.copy(), version=self._version, owner=self._owner
-            )
+            self._prefixes.lend(self._prefix(self._states.copy()))
         self._prompt = Prefill(
             last=normed[-1],
             mean=self._states.mean(normed, total),
