@@ -20,7 +20,7 @@ from ssd_artifacts.manifest import tool_version
 from ssd_artifacts.successors import SuccessorSet
 from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
-from ssd_compiler.data.cluster_stage import ClusterStage
+from ssd_compiler.data.cluster_stage import find_domains
 from ssd_compiler.data.prompts import (
     DomainPrompts,
     PromptFeatures,
@@ -123,8 +123,8 @@ class Stages:
         """
         if self.settings.clusters is None:
             return self.settings.new_domains
-        stage = ClusterStage(loaded=self.loaded, decoder=self.decoder, work=self.work, reporter=self.reporter)
-        self.settings = replace(self.settings, domain_files=stage.find(self.settings))
+        found = find_domains(self.settings, self.loaded, self.decoder, work=self.work, reporter=self.reporter)
+        self.settings = replace(self.settings, domain_files=found)
         for name in self.settings.new_domains:
             if self.base is not None and name in self.base.domains:
                 raise UserError(f"domain {name!r}: {self.settings.base} has it already; rename the --domain-file")

@@ -12,13 +12,12 @@ from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_profiles.intervals import speedup, speedup_interval
-from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import CostModel, Entry, Option
+from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
@@ -48,14 +47,12 @@ class Confirmed:
 def validate(
     decoder: Decoder,
     prompts: Sequence[list[int]],
-    finalists: Sequence[tuple[int, Entry]],
-    latency: LatencyTable,
-    context: int,
+    finalists: Sequence[tuple[int, Option]],
     limits: Limits,
     tick: Tick,
     sampling: SamplingParams = GREEDY,
 ) -> Confirmed:
-    """Choose among `finalists` (frontier index, entry) on a third of the prompts, measure the chosen on the others.
+    """Choose among `finalists` (frontier index, best option) on a third of the prompts, measure it on the others.
 
     Of fewer than `ENOUGH` prompts all measure the first finalist: `prompts` are two at least, fastest entries first.
 
@@ -64,11 +61,7 @@ def validate(
     seldom take from all. Raises UserError if an output differs from plain decoding by more than a rounding tie:
     that is a defect of this program.
     """
-    options: dict[int, Option] = {}
-    for index, entry in finalists:
-        option = CostModel(latency).best_option([entry], context)
-        assert option is not None
-        options[index] = option
+    options = dict(finalists)
     asked = len(prompts) // 3 if len(options) > 1 and len(prompts) >= ENOUGH else 0
     contenders: dict[str, Callable[[], Planner]] = {str(i): constant(option) for i, option in options.items()}
     timed = partial(_timed, sampling=sampling)

@@ -9,7 +9,7 @@ import torch
 from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.anchors.selection import representatives
 from ssd_compiler.calibrate import continue_prompts, samples_of
-from ssd_compiler.data.clusters import clusters
+from ssd_compiler.data.cluster_stage import clusters
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.routing import PromptRouter

@@ -11,7 +11,6 @@ from ssd_compiler.data.domains import packaged_prompts
 from ssd_compiler.data.prompts import (
     OUT_OF_DOMAIN_PROMPTS,
     DomainPrompts,
-    load_prompts,
     out_of_domain_prompts,
     read_pool,
     split_pool,
@@ -47,8 +46,8 @@ def parts(prompts: DomainPrompts) -> list[set[tuple[int, ...]]]:
 @pytest.mark.parametrize("count", [6, 7, 20, 90])
 def test_the_three_sets_never_overlap(loaded: LoadedModel, tmp_path: Path, count: int) -> None:
     texts = [f"prompt {i}" for i in range(count)]
-    found = load_prompts("own", own(tmp_path, texts + texts), loaded, lambda _: None)
-    sets = parts(found)
+    settings = own(tmp_path, texts + texts)
+    sets = parts(split_pool(read_pool("own", settings, loaded, lambda _: None), settings))
     assert all(sets)
     assert sum(map(len, sets)) == len(set.union(*sets)) <= count
 
@@ -73,9 +72,9 @@ def test_the_search_gets_one_prompt_of_each_kind(loaded: LoadedModel, tmp_path: 
 
 def test_too_few_or_too_long(loaded: LoadedModel, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="5 different prompts"):
-        load_prompts("own", own(tmp_path, [f"p{i}" for i in range(5)] * 3), loaded, lambda _: None)
+        read_pool("own", own(tmp_path, [f"p{i}" for i in range(5)] * 3), loaded, lambda _: None)
     with pytest.raises(UserError, match="9 different prompts, of which 0 fit"):
-        load_prompts("own", own(tmp_path, [f"{i} " + "long " * 600 for i in range(9)]), loaded, lambda _: None)
+        read_pool("own", own(tmp_path, [f"{i} " + "long " * 600 for i in range(9)]), loaded, lambda _: None)
 
 
 def test_data_sets_without_answers_show_the_packages_examples(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +98,7 @@ def test_starter_prompts_come_with_a_warning(loaded: LoadedModel) -> None:
     warnings: list[str] = []
     settings = CompileSettings("m", ("gsm8k",))
     with pytest.raises(UserError, match="fit this model's context"):  # 512 tokens are too few for five shots
-        load_prompts("gsm8k", settings, loaded, warnings.append)
+        read_pool("gsm8k", settings, loaded, warnings.append)
     assert len(warnings) == 1
     assert "starter prompts" in warnings[0]
 

@@ -17,7 +17,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.verification import Accepted
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.cost import CostModel, Entry, Option
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
@@ -27,10 +27,16 @@ Timed = dict[str, list[Generation]]
 PROMPTS = [[1, 2, 3 + i] for i in range(4)]
 
 
+def option(mask: SubLayerPlan, agreement: float) -> Option:
+    found = CostModel(latency_table(8)).best_option([Entry("", mask, profile(agreement))], 50)
+    assert found is not None
+    return found
+
+
 def test_figures_are_those_of_prompts_that_have_not_chosen() -> None:
-    finalists = [(5, Entry("weak", WEAK, profile(0.95))), (2, Entry("one", SubLayerPlan.of(8, {3}), profile(0.9)))]
+    finalists = [(5, option(WEAK, 0.95)), (2, option(SubLayerPlan.of(8, {3}), 0.9))]
     ticks: list[int] = []
-    found = validate(DECODER, PROMPTS, finalists, latency_table(8), 50, Limits(20), lambda: ticks.append(1))
+    found = validate(DECODER, PROMPTS, finalists, Limits(20), lambda: ticks.append(1))
     assert found.choice.entry in (5, 2)
     assert found.validation.prompts == 3
     assert found.validation.new_tokens == 60
@@ -52,8 +58,8 @@ def test_an_output_cut_short_by_a_near_tie_counts_by_its_own_tokens(monkeypatch:
         }
 
     monkeypatch.setattr("ssd_compiler.validate._timed", timed)
-    weak = [(0, Entry("weak", WEAK, profile(0.95)))]
-    found = validate(DECODER, PROMPTS, weak, latency_table(8), 50, Limits(41), lambda: None).validation
+    weak = [(0, option(WEAK, 0.95))]
+    found = validate(DECODER, PROMPTS, weak, Limits(41), lambda: None).validation
     assert found.speedup == 1.0
     assert found.speedup_interval == (1.0, 1.0)
 
@@ -70,9 +76,9 @@ def test_a_wrong_output_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
         "ssd_runtime.engine.loop.accept",
         accept_everything,
     )
-    bad = Entry("all", SubLayerPlan.of(8, range(16)), profile(0.9))
+    bad = option(SubLayerPlan.of(8, range(16)), 0.9)
     with pytest.raises(UserError, match="no rounding in"):
-        validate(DECODER, PROMPTS, [(0, bad)], latency_table(8), 50, Limits(20), lambda: None)
+        validate(DECODER, PROMPTS, [(0, bad)], Limits(20), lambda: None)
 
 
 def test_under_load_both_ways_decode_as_many_prompts_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +90,8 @@ def test_under_load_both_ways_decode_as_many_prompts_at_once(monkeypatch: pytest
         return done
 
     monkeypatch.setattr(Scheduler, "step", watched)
-    weak = [(0, Entry("weak", WEAK, profile(0.95)))]
-    alone = validate(DECODER, PROMPTS, weak, latency_table(8), 50, Limits(20), lambda: None)
+    weak = [(0, option(WEAK, 0.95))]
+    alone = validate(DECODER, PROMPTS, weak, Limits(20), lambda: None)
     assert all(running <= 1 for running, _ in at_once)
     found = validate_under_load(DECODER, PROMPTS, alone, [2, 6], Limits(20), lambda: ticks.append(1))
     assert replace(found, validation=found.validation.model_copy(update={"under_load": ()})) == alone
@@ -99,8 +105,8 @@ def test_under_load_both_ways_decode_as_many_prompts_at_once(monkeypatch: pytest
 
 
 def test_a_wrong_output_under_load_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = [(0, Entry("all", SubLayerPlan.of(8, range(16)), profile(0.9)))]
-    alone = validate(DECODER, PROMPTS, bad, latency_table(8), 50, Limits(20), lambda: None)
+    bad = [(0, option(SubLayerPlan.of(8, range(16)), 0.9))]
+    alone = validate(DECODER, PROMPTS, bad, Limits(20), lambda: None)
     monkeypatch.setattr(
         "ssd_runtime.engine.loop.accept",
         accept_everything,

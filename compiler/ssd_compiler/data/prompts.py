@@ -115,11 +115,6 @@ def split_pool(pool: PromptPool, settings: CompileSettings, survey: Survey | Non
     )
 
 
-def load_prompts(name: str, settings: CompileSettings, loaded: LoadedModel, warn: Warn) -> DomainPrompts:
-    """Read a domain's prompts and split them without looking at features."""
-    return split_pool(read_pool(name, settings, loaded, warn), settings)
-
-
 def out_of_domain_prompts(known: Sequence[str], loaded: LoadedModel) -> list[list[int]]:
     """Encode starter prompts of all packaged domains that are not `known`, in the phrasing of users."""
     found = list[list[int]]()

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from bayes_opt import BayesianOptimization
 
 from ssd_compiler.search.evaluate import Evaluator, Rated
-from ssd_compiler.search.vertices import VertexImprovement
+from ssd_compiler.search.vertices import optimiser
 from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.search.gaussian import coded
 
@@ -99,13 +98,7 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
 def _round(evaluator: Evaluator, space: Subspace, seed: int, origin: str) -> Iterator[Rated]:
     """Optimise in a subspace until as many suggestions in a row as it has variables bring nothing."""
     picker = random.Random(seed)
-    process = BayesianOptimization(
-        f=None,
-        pbounds={str(place): (0.0, 1.0) for place in range(len(space.variables))},
-        acquisition_function=VertexImprovement(xi=0.0, random_state=seed),
-        random_state=seed,
-        verbose=0,
-    )
+    process = optimiser(len(space.variables), xi=0.0, seed=seed)
     known = dict[Point, float]()
 
     def rate(point: Point) -> Rated:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from time import perf_counter
 
-from bayes_opt import BayesianOptimization
-
 from ssd_compiler.search.evaluate import Evaluator
-from ssd_compiler.search.vertices import VertexImprovement
+from ssd_compiler.search.vertices import optimiser
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
@@ -34,13 +32,7 @@ def search_by_clock(evaluator: Evaluator, prompts: Sequence[list[int]], seed: in
     `NEW_TOKENS` tokens for `PROMPTS` prompts, about a minute on two cores; the papers make 1000.
     """
     layers = evaluator.decoder.shape.num_layers
-    process = BayesianOptimization(
-        f=None,
-        pbounds={str(index): (0.0, 1.0) for index in range(2 * layers)},
-        acquisition_function=VertexImprovement(xi=0.01, random_state=seed),
-        random_state=seed,
-        verbose=0,
-    )
+    process = optimiser(2 * layers, xi=0.01, seed=seed)
     timed = dict[SubLayerPlan, float]()
     for number in range(evaluator.most):
         if number and perf_counter() > evaluator.deadline:

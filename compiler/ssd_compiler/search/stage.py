@@ -89,7 +89,7 @@ class SearchStage:
         return SearchResult.model_validate(self.work.stage(f"search-{name}-{measured_on(self.latency)}", run))
 
     def _confirm(self, name: str, found: SearchResult, prompts: DomainPrompts) -> Any:
-        finalists = [(index, option.entry) for index, option in self._finalists(found)]
+        finalists = self._finalists(found)
         held_back = prompts.validation
         if not found.worthwhile:
             # Timing the single best mask is enough to confirm that skipping does not pay.
@@ -104,8 +104,6 @@ class SearchStage:
                     decoder=self.decoder,
                     prompts=held_back,
                     finalists=finalists,
-                    latency=self.latency,
-                    context=found.context,
                     limits=limits,
                     tick=tick,
                     sampling=self.sampling,
