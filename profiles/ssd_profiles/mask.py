@@ -103,11 +103,6 @@ class SubLayerPlan:
         return self.bits_of(len(self.skipped))
 
     @property
-    def in_full(self) -> SubLayerPlan:
-        """The plan with everything that it runs in full."""
-        return SubLayerPlan(self.skipped)
-
-    @property
     def is_plain(self) -> bool:
         """Whether it drafts with the model itself: nothing is skipped and nothing is light."""
         return not (any(self.skipped) or self.light)

@@ -44,8 +44,8 @@ def test_a_step_has_each_sublayers_own_precision(
     expected = blocks + LIT.draft_head_seconds(queries, mask.head_bits) + np.mean(overheads)
     assert LIT.step_seconds(context, queries, mask) == pytest.approx(expected)
     saved = 0.7 * LIT.head_seconds(queries)
-    in_full = latency_table(4).step_seconds(context, queries, mask.in_full)
-    assert LIT.step_seconds(context, queries, mask.in_full) == pytest.approx(in_full - saved)
+    in_full = latency_table(4).step_seconds(context, queries, SubLayerPlan(mask.skipped))
+    assert LIT.step_seconds(context, queries, SubLayerPlan(mask.skipped)) == pytest.approx(in_full - saved)
     assert LIT.draft_head_seconds(queries, 8) == LIT.head_seconds(queries, 8)
 
 

@@ -32,9 +32,8 @@ def test_what_is_skipped_has_no_precision(mask: SubLayerPlan) -> None:
     lit = [index for index in range(len(mask)) if mask.bits_of(index)]
     assert mask.first_changed == min([*mask, *lit], default=len(mask))
     assert mask.is_plain == (mask == SubLayerPlan.of(mask.num_layers))
-    assert mask.in_full == SubLayerPlan.of(mask.num_layers, mask)
     assert mask.jaccard(mask) == 1.0
-    assert mask.lightened(FULL) == mask.in_full
+    assert mask.lightened(FULL) == SubLayerPlan(mask.skipped) == SubLayerPlan.of(mask.num_layers, mask)
     assert mask.lightened(8).head_bits == 8
 
 
