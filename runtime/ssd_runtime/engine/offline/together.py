@@ -34,6 +34,8 @@ class Answered:
     prompt: Prompt
     outcomes: list[Outcome] = field(default_factory=list)
     error: UserError | None = None
+    turns: list[Turn] = field(default_factory=list)
+    """The turns that were begun."""
 
 
 @dataclass(slots=True)
@@ -79,13 +81,10 @@ class Together:
             if not with_strategy:
                 self.plain_seconds += self.seconds - before
                 self.seconds = before
-        for (_, first), answered, plainly in zip(prompts, runs[True], runs[False], strict=True):
-            messages = conversation(answered.prompt)
+        for answered, plainly in zip(runs[True], runs[False], strict=True):
             for place, outcome in enumerate(answered.outcomes):
-                turn = self.runner.turn(answered.prompt, place=place, messages=messages, number=first + place)
-                messages += next_messages(answered.prompt, place, outcome)
                 plain = plainly.outcomes[place].generation if place < len(plainly.outcomes) else None
-                answered.outcomes[place] = self._compared_alone(turn, outcome.generation, plain)
+                answered.outcomes[place] = self._compared_alone(answered.turns[place], outcome.generation, plain)
             yield answered
 
     def _compared_alone(self, turn: Turn, generation: Generation, plain: Generation | None) -> Outcome:
@@ -132,24 +131,23 @@ class _Conversation:
         self._make_planner = make_planner
         self._first = first
         self._messages = conversation(prompt)
-        self._turn: Turn | None = None
 
     def start(self, scheduler: Scheduler) -> Job[Generation] | None:
         """Queue the next turn; returns its job. If it cannot be encoded, the conversation is done: returns None."""
         place = len(self.answered.outcomes)
         try:
-            self._turn = self._runner.turn(
+            turn = self._runner.turn(
                 self.answered.prompt, place=place, messages=self._messages, number=self._first + place
             )
         except UserError as error:
             self.answered.error = error
             self.done = True
             return None
-        return self._turn.start(scheduler, self._make_planner())
+        self.answered.turns.append(turn)
+        return turn.start(scheduler, self._make_planner())
 
     def finish_turn(self, job: Job[Generation], scheduler: Scheduler) -> Job[Generation] | None:
         """Add the outcome of a turn that has ended; returns the next turn's job, or None after the last."""
-        assert self._turn is not None, "start() comes first"
         try:
             with naming(self.answered.prompt):
                 generation = job.ended()
@@ -157,9 +155,10 @@ class _Conversation:
             self.answered.error = error
             self.done = True
             return None
-        outcome = self._turn.outcome(generation)
+        turn = self.answered.turns[-1]
+        outcome = turn.outcome(generation)
         self.answered.outcomes.append(outcome)
-        following = next_messages(self.answered.prompt, self._turn.place, outcome)
+        following = next_messages(self.answered.prompt, turn.place, outcome)
         self._messages += following
         self.done = not following
         return self.start(scheduler) if following else None
