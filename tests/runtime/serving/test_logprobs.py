@@ -101,10 +101,8 @@ def test_a_stream_that_goes_on_has_the_same_positions(kind: str, data: st.DataOb
     cut = data.draw(st.integers(0, len(tokens)))
     reader = PositionReader(bytes_of(kind))
     reader.skip(tokens[:cut])
-    assert (
-        reader.read([TokenLogprobs([], token=each, logprob=-1.0) for each in tokens[cut:]])
-        == read(kind, tokens, [])[cut:]
-    )
+    entries = [TokenLogprobs([], token=each, logprob=-1.0) for each in tokens[cut:]]
+    assert reader.read(entries) == read(kind, tokens, [])[cut:]
 
 
 def test_a_leading_space_and_the_parts_of_a_character_are_told() -> None:
