@@ -22,7 +22,7 @@ from ssd_runtime.loading.gguf.models import dense_model
 from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
 
-VERSION = 4
+VERSION = 5
 """Counts the changes of what a conversion writes; folders of other versions are not used."""
 KEPT = "model.gguf"
 """Name of the file beside its settings, where it is kept there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,8 +48,8 @@ MOST_MERGES = 2_000_000
 LONGEST_PIECE = 256
 """Letters of a piece that is looked at in every way to merge it; SentencePiece makes pieces of 16 letters."""
 WITH_TOOLS = "tool_use"
-STRIPPING = ("phi-3", "phi3")
-"""Parts of models' names whose special tokens take the spaces after them along, which no metadata says."""
+STRIPPING = "phi3"
+"""Architecture, or part of a model's name, whose special tokens take the spaces after them along: no metadata says so."""
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -128,7 +129,9 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
             tokenizer, add_bos = _sentencepiece(index, metadata, vocabulary, listed=kind == "gemma4"), True
         else:
             raise UserError(f"{index.path}: tokenizer: expected gpt2, llama or gemma4, got {kind!r}; {FOLDER_INSTEAD}")
-        _add_specials(tokenizer, vocabulary, str(index.metadata.get("general.name", "")))
+        # Converters write "Phi3", "Phi-3-mini" or "Phi 3 Mini". Phi-4 is of this architecture, with a vocabulary of gpt2.
+        about = re.sub("[^a-z0-9]", "", f"{index.architecture} {index.metadata.get('general.name')}".lower())
+        _add_specials(tokenizer, vocabulary, strips=kind == "llama" and STRIPPING in about)
     except UserError:
         raise
     except Exception as error:  # what the tokenizers library raises is no narrower
@@ -216,8 +219,7 @@ def _merges(index: GgufIndex, vocabulary: Vocabulary, scores: Sequence[float]) -
     return [(vocabulary.tokens[left], vocabulary.tokens[right]) for *_, left, right in sorted(found)]
 
 
-def _add_specials(tokenizer: Tokenizer, vocabulary: Vocabulary, name: str) -> None:
-    strips = any(part in name.lower() for part in STRIPPING)
+def _add_specials(tokenizer: Tokenizer, vocabulary: Vocabulary, strips: bool) -> None:
     special, defined = list[AddedToken](), list[AddedToken]()
     for token, kind in zip(vocabulary.tokens, vocabulary.types, strict=True):
         if kind in SPECIAL:
