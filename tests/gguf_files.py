@@ -34,6 +34,8 @@ from tests.models import tiny_model
 
 SIZES: dict[str, Any] = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 """Sizes whose weights the kernels take: groups of 32 columns, and 16 outputs at a time."""
+MERGED = "<0><1>"
+"""The token of the only merge, which every vocabulary has to have."""
 DELTA_NETS = {"linear_num_key_heads": 4, "linear_num_value_heads": 16, "linear_value_head_dim": 16}
 MAMBA = {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_expand": 4}
 """Heads that our own code takes: keys and values of whole tiles of 16. Those of Qwen3.5 run in torch."""
@@ -310,13 +312,13 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         keys |= gemma4(config)
-    tokens = [f"<{number}>" for number in range(config.vocab_size)]
+    tokens = [*(f"<{number}>" for number in range(config.vocab_size - 1)), MERGED]
     return {
         **{f"{architecture}.{key}": value for key, value in keys.items()},
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [1] * len(tokens),
-        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.merges": ["<0> <1>"],
         "tokenizer.ggml.eos_token_id": 2,
     }

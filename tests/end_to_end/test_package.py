@@ -21,7 +21,11 @@ from tests.packages import ROOT, CleanEnvironment, build, build_wheel, required
 
 PACKAGES = ("profiles/ssd_profiles", "artifacts/ssd_artifacts", "runtime/ssd_runtime", "compiler/ssd_compiler")
 LIBRARIES = {f"ssd_runtime/weights/native/{form_name(form)}" for form in FORMS}
-LETTERS = [chr(ord("!") + number) for number in range(SIZES["vocab_size"])]
+VOCABULARY = {
+    "tokenizer.ggml.tokens": [*(chr(ord("!") + number) for number in range(SIZES["vocab_size"] - 1)), "!!"],
+    "tokenizer.ggml.merges": ["! !"],
+}
+"""Letters, and two of them as one token."""
 DECODE = """
 import json, sys
 from ssd_runtime import Engine, RunSettings
@@ -105,7 +109,7 @@ def test_the_installed_wheel_decodes_packed_weights_without_a_compiler(
     if (ours := library()) is None:
         pytest.skip("needs AVX2")
     monkeypatch.setenv("SSD_NATIVE", setting)
-    save_gguf(tmp_path / "model.gguf", tiny_model("llama", **SIZES), Type.Q4_1, {"tokenizer.ggml.tokens": LETTERS})
+    save_gguf(tmp_path / "model.gguf", tiny_model("llama", **SIZES), Type.Q4_1, VOCABULARY)
     assert not any(shutil.which(name, path=str(clean.folder / "bin")) for name in COMPILERS)
     done = clean.run("python", "-c", DECODE, str(tmp_path / "model.gguf"), cache=tmp_path / "cache")
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedLinear
-from tests.gguf_files import EXPONENTS, GEMMA4, HYBRID_SIZES, SCALES, SIZES, save_gguf
+from tests.gguf_files import EXPONENTS, GEMMA4, HYBRID_SIZES, MERGED, SCALES, SIZES, save_gguf
 from tests.models import VARIANTS, tiny_model
 from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.runtime.gguf.vocabularies import byte_level
@@ -230,7 +230,7 @@ def test_padded_vocabularies_and_harmless_metadata_are_read(
 ) -> None:
     monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
-    tokens = [*(f"<{number}>" for number in range(90)), *(f"[PAD{number}]" for number in range(6))]
+    tokens = [*(f"<{number}>" for number in range(89)), MERGED, *(f"[PAD{number}]" for number in range(6))]
     changes = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [1] * 90 + [5] * 6,

@@ -19,8 +19,7 @@ KINDS = {
     "sentencepiece": sentencepiece(add_space_prefix=True),
     "sentencepiece without prefix": sentencepiece(add_space_prefix=False),
 }
-
-
+BYTE_LEVEL_TOKENS = len(KINDS["qwen2"]["tokenizer.ggml.tokens"])
 MARKS = {"नमस्ते दुनिया", "สวัสดีชาวโลก", "e\u0301 a\u0308 n\u0303"}
 CASES = {"HelloWorldFooBar", "camelCaseAndPascalCase", "iPhone XMLHttpRequest", "year2024month11"}
 APPROXIMATED = {"tekken": MARKS, "gpt-4o": MARKS, "tiny_aya": CASES, "youtu": CASES}
@@ -171,6 +170,10 @@ def test_an_answer_ends_at_every_token_that_says_so(
     ("changes", "message"),
     [
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer is damaged"),
+        ({"tokenizer.ggml.merges": None}, "has no merges of tokens"),
+        ({"tokenizer.ggml.merges": [1, 2]}, "its tokenizer is damaged"),
+        ({"tokenizer.ggml.token_type": ["1"] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),
+        ({"tokenizer.ggml.token_type": [1.0] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),
         ({"tokenizer.chat_template": b"\xff{{ x }}"}, "chat_template is not UTF-8"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "2 token types for"),
         ({"tokenizer.ggml.add_space_prefix": True}, "add_space_prefix is True"),
@@ -182,3 +185,10 @@ def test_a_vocabulary_that_cannot_be_followed_is_refused(changes: dict[str, Any]
     with pytest.raises(UserError, match=message) as caught:
         tokenizer_of(tmp_path / "v.gguf", byte_level("qwen2") | changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf"), "x", 1])
+def test_scores_that_are_no_finite_numbers_are_refused(score: Any, tmp_path: Path) -> None:
+    scores = [score] * len(KINDS["sentencepiece"]["tokenizer.ggml.tokens"])
+    with pytest.raises(UserError, match="has no finite score for each of"):
+        tokenizer_of(tmp_path / "v.gguf", KINDS["sentencepiece"] | {"tokenizer.ggml.scores": scores})

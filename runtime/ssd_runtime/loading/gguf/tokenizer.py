@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -78,6 +79,8 @@ class Vocabulary:
         types = metadata.listed("ggml.token_type") or [int(TokenType.NORMAL)] * len(tokens)
         if len(types) != len(tokens):
             raise UserError(f"{index.path}: has {len(types)} token types for {len(tokens)} tokens; {ADVICE}")
+        if not all(type(kind) is int for kind in types):
+            raise UserError(f"{index.path}: its token types are no whole numbers; {ADVICE}")
         roles = dict[str, int]()
         for role in ("bos", "unknown", "padding", *END_KEYS, *OTHER_KEYS):
             found = metadata.optional(int, f"ggml.{role}_token_id")
@@ -155,7 +158,7 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
 
 def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, name: str) -> tuple[Tokenizer, bool]:
     pre = pre_tokenizer(name, str(index.path))
-    merges = _listed_merges(metadata)
+    merges = _listed_merges(index, metadata)
     metadata.ignore(("ggml.scores",))
     metadata.expect("ggml.add_space_prefix", False)
     metadata.expect("ggml.remove_extra_whitespaces", False)
@@ -167,16 +170,20 @@ def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, na
     return tokenizer, pre.add_bos
 
 
-def _listed_merges(metadata: Metadata) -> list[tuple[str, str]]:
-    pairs = [merge.split(" ", 1) for merge in metadata.listed("ggml.merges") or ()]
+def _listed_merges(index: GgufIndex, metadata: Metadata) -> list[tuple[str, str]]:
+    merges = metadata.listed("ggml.merges")
+    if not merges:  # text would be read letter by letter
+        raise UserError(f"{index.path}: has no merges of tokens; {ADVICE}")
+    pairs = [merge.split(" ", 1) for merge in merges]
     return [(left, right) for left, right in pairs]
 
 
 def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, listed: bool) -> Tokenizer:
     """The tokenizer of pieces, which merge as their scores say, or as the file has `listed`."""
     scores = metadata.listed("ggml.scores")
-    if scores is None or len(scores) != len(vocabulary.tokens):
-        raise UserError(f"{index.path}: has no score for each of {len(vocabulary.tokens)} tokens; {ADVICE}")
+    count = len(vocabulary.tokens)
+    if scores is None or len(scores) != count or not all(type(each) is float and math.isfinite(each) for each in scores):
+        raise UserError(f"{index.path}: has no finite score for each of {count} tokens; {ADVICE}")
     metadata.ignore(("ggml.merges",))
     metadata.expect("ggml.remove_extra_whitespaces", False)
     prefix = metadata.optional(bool, "ggml.add_space_prefix")
@@ -184,7 +191,7 @@ def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary,
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
-            merges=_listed_merges(metadata) if listed else _merges(index, vocabulary, scores),
+            merges=_listed_merges(index, metadata) if listed else _merges(index, vocabulary, scores),
             unk_token=vocabulary.role("unknown"),
             fuse_unk=True,
             byte_fallback=True,
