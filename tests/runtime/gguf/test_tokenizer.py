@@ -11,7 +11,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.pre_tokenizers import PRE_TOKENIZERS, REFUSED
 from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.runtime.gguf.vocabularies import RECORDED, byte_level, sentencepiece, write_vocabulary
+from tests.runtime.gguf.vocabularies import CONTROL, RECORDED, byte_level, sentencepiece, write_vocabulary
 from tests.texts import TEXTS
 
 KINDS = {
@@ -65,9 +65,14 @@ def test_pieces_without_scores_merge_in_the_vocabularys_order(tmp_path: Path) ->
     assert own("the")["input_ids"]
 
 
-def test_a_vocabulary_of_pairs_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ssd_runtime.loading.gguf.tokenizer.MOST_MERGES", 9)
-    with pytest.raises(UserError, match="made of more than 9 pairs"):
+@pytest.mark.parametrize(
+    ("bound", "message"), [("MOST_MERGES", "made of more than 9 pairs"), ("MOST_LETTERS", "more than 9 letters in all")]
+)
+def test_a_vocabulary_of_pairs_without_end_is_refused(
+    bound: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"ssd_runtime.loading.gguf.tokenizer.{bound}", 9)
+    with pytest.raises(UserError, match=message):
         tokenizer_of(tmp_path / "v.gguf", KINDS["sentencepiece"])
 
 
@@ -110,6 +115,25 @@ def test_a_text_begins_with_bos_where_the_file_or_its_kind_says(
     tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", metadata)
     assert (tokenizer("Hello")["input_ids"][0] == tokenizer.bos_token_id) == begins
     assert tokenizer.bos_token_id not in tokenizer("Hello", add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("mark", ["$A", "$B:1", "a:b", "<s>:7", "bos"])
+def test_a_text_begins_and_ends_with_tokens_of_any_name(mark: str, tmp_path: Path) -> None:
+    names = {f"{mark}{place}": CONTROL for place in ("", ":end")}
+    roles = dict(zip(("bos", "eos"), names, strict=True))
+    adding = {f"tokenizer.ggml.add_{role}_token": True for role in roles}
+    tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", with_tokens(byte_level("qwen2"), names, **roles) | adding)
+    ids = tokenizer("Hello")["input_ids"]
+    assert ids == [tokenizer.bos_token_id, *tokenizer("Hello", add_special_tokens=False)["input_ids"], ids[-1]]
+    assert tokenizer.convert_ids_to_tokens([ids[0], ids[-1]]) == list(names)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_sentencepieces_own_ids_are_those_that_the_vocabulary_has(count: int, tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>"][:count]
+    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens}
+    tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", metadata | {"tokenizer.ggml.scores": [0.0] * count})
+    assert (tokenizer.unk_token, tokenizer.bos_token, tokenizer.eos_token) == (*tokens, None, None)[:3]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +195,7 @@ def test_an_answer_ends_at_every_token_that_says_so(
     [
         ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer is damaged"),
         ({"tokenizer.ggml.merges": None}, "has no merges of tokens"),
+        ({"tokenizer.ggml.pre": None}, r"lacks the metadata tokenizer\.ggml\.pre; convert it again"),
         ({"tokenizer.ggml.merges": [1, 2]}, "its tokenizer is damaged"),
         ({"tokenizer.ggml.token_type": ["1"] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),
         ({"tokenizer.ggml.token_type": [1.0] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),

@@ -12,7 +12,7 @@ from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.pre_tokenizers import pre_tokenizer
 from ssd_runtime.weights.gguf.file import EMBEDDING
@@ -44,13 +44,15 @@ SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
 SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
 NO_MERGE = (*SPECIAL, TokenType.USER_DEFINED, TokenType.BYTE, TokenType.UNUSED)
 """Types of tokens that text cannot become by merging pieces."""
+MOST_LETTERS = 1 << 22
+"""Most letters of all pieces that may be merged, which take a few seconds: nearly three times those of Gemma."""
 MOST_MERGES = 2_000_000
 """Most pairs of pieces that make a piece: four times those of Gemma, which has 262,144 pieces."""
 LONGEST_PIECE = 256
 """Letters of a piece that is looked at in every way to merge it; SentencePiece makes pieces of 16 letters."""
 WITH_TOOLS = "tool_use"
 STRIPPING = "phi3"
-"""Architecture, or part of a model's name, whose special tokens take the spaces after them along: no metadata says so."""
+"""Models of this architecture or name have special tokens that take the spaces after them along."""
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
@@ -121,24 +123,28 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
     """
     metadata = Metadata(index, PREFIX)
     vocabulary = Vocabulary.of(index, metadata)
-    kind = metadata.required(str, "ggml.model")
-    name = metadata.optional(str, "ggml.pre") or "default"
     try:
-        if kind == "gpt2":
-            tokenizer, add_bos = _byte_level(index, metadata, vocabulary, name)
-        elif kind in ("llama", "gemma4"):
-            if kind == "llama":
-                vocabulary.roles.update({**SENTENCEPIECE, **vocabulary.roles})
-            tokenizer, add_bos = _sentencepiece(index, metadata, vocabulary, listed=kind == "gemma4"), True
-        else:
-            raise UserError(f"{index.path}: tokenizer: expected gpt2, llama or gemma4, got {kind!r}; {FOLDER_INSTEAD}")
-        # Converters write "Phi3", "Phi-3-mini" or "Phi 3 Mini". Phi-4 is of this architecture, with a vocabulary of gpt2.
-        about = re.sub("[^a-z0-9]", "", f"{index.architecture} {index.metadata.get('general.name')}".lower())
-        _add_specials(tokenizer, vocabulary, strips=kind == "llama" and STRIPPING in about)
+        return _tokenizer(index, metadata, vocabulary), vocabulary.ends
     except UserError:
         raise
     except Exception as error:  # what the tokenizers library raises is no narrower
-        raise UserError(f"{index.path}: its tokenizer is damaged ({str(error).splitlines()[0]}); {ADVICE}") from None
+        raise UserError(f"{index.path}: its tokenizer is damaged ({first_line(error)}); {ADVICE}") from None
+
+
+def _tokenizer(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
+    kind = metadata.required(str, "ggml.model")
+    if kind == "gpt2":
+        tokenizer, add_bos = _byte_level(index, metadata, vocabulary)
+    elif kind in ("llama", "gemma4"):
+        if kind == "llama":
+            known = {role: number for role, number in SENTENCEPIECE.items() if number < len(vocabulary.tokens)}
+            vocabulary.roles.update({**known, **vocabulary.roles})
+        tokenizer, add_bos = _sentencepiece(index, metadata, vocabulary, listed=kind == "gemma4"), True
+    else:
+        raise UserError(f"{index.path}: tokenizer: expected gpt2, llama or gemma4, got {kind!r}; {FOLDER_INSTEAD}")
+    # Converters write "Phi3", "Phi-3-mini" or "Phi 3 Mini". Phi-4 is of this architecture, with a vocabulary of gpt2.
+    about = re.sub("[^a-z0-9]", "", f"{index.architecture} {index.metadata.get('general.name')}".lower())
+    _add_specials(tokenizer, vocabulary, strips=kind == "llama" and STRIPPING in about)
     template, with_tools = (metadata.optional(str, f"chat_template{end}") for end in ("", f".{WITH_TOOLS}"))
     # transformers takes the second one for requests with tools, and no other by itself.
     both = template is not None and with_tools is not None
@@ -153,11 +159,11 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
         clean_up_tokenization_spaces=False,
         chat_template={"default": template, WITH_TOOLS: with_tools} if both else template,
         **{f"{name}_token": vocabulary.role(role) for name, role in roles.items()},
-    ), vocabulary.ends
+    )
 
 
-def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, name: str) -> tuple[Tokenizer, bool]:
-    pre = pre_tokenizer(name, str(index.path))
+def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
+    pre = pre_tokenizer(metadata.required(str, "ggml.pre"), str(index.path))
     merges = _listed_merges(index, metadata)
     metadata.ignore(("ggml.scores",))
     metadata.expect("ggml.add_space_prefix", False)
@@ -180,11 +186,11 @@ def _listed_merges(index: GgufIndex, metadata: Metadata) -> list[tuple[str, str]
 
 def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, listed: bool) -> Tokenizer:
     """The tokenizer of pieces, which merge as their scores say, or as the file has `listed`."""
-    scores = metadata.listed("ggml.scores")
-    count = len(vocabulary.tokens)
-    if scores is None or len(scores) != count or not all(type(each) is float and math.isfinite(each) for each in scores):
-        raise UserError(f"{index.path}: has no finite score for each of {count} tokens; {ADVICE}")
-    metadata.ignore(("ggml.merges",))
+    scores = metadata.listed("ggml.scores") or []
+    finite = sum(type(each) is float and math.isfinite(each) for each in scores)
+    if not finite == len(scores) == len(vocabulary.tokens):
+        raise UserError(f"{index.path}: has no finite score for each of {len(vocabulary.tokens)} tokens; {ADVICE}")
+    metadata.ignore(("ggml.pre", "ggml.merges"))
     metadata.expect("ggml.remove_extra_whitespaces", False)
     prefix = metadata.optional(bool, "ggml.add_space_prefix")
     prefix = True if prefix is None else prefix
@@ -208,13 +214,15 @@ def _merges(index: GgufIndex, vocabulary: Vocabulary, scores: Sequence[float]) -
     """The pairs of pieces that make a piece, those of the highest score first, as SentencePiece merges them.
 
     Pieces of the same score, which all are where a converter knew none, merge in the vocabulary's order. Raises
-    UserError for far more pairs than any vocabulary has.
+    UserError for far more letters or pairs than any vocabulary has.
     """
     ids = {
         token: number
         for number, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind not in NO_MERGE and len(token) <= LONGEST_PIECE
     }
+    if sum(map(len, ids)) > MOST_LETTERS:
+        raise UserError(f"{index.path}: its pieces have more than {MOST_LETTERS} letters in all; {ADVICE}")
     found = list[tuple[float, int, int, int]]()
     for token, number in ids.items():
         for at in range(1, len(token)):
@@ -241,12 +249,9 @@ def _add_specials(tokenizer: Tokenizer, vocabulary: Vocabulary, strips: bool) ->
 def _add_ends_of_text(tokenizer: Tokenizer, metadata: Metadata, vocabulary: Vocabulary, add_bos: bool) -> None:
     """Let a text begin with BOS and end with EOS, where the file says so."""
     begins, ends = metadata.optional(bool, "ggml.add_bos_token"), metadata.optional(bool, "ggml.add_eos_token")
-    bos = "bos" if (add_bos if begins is None else begins) and "bos" in vocabulary.roles else None
-    eos = "eos" if ends and "eos" in vocabulary.roles else None
-    marks = {role: vocabulary.tokens[vocabulary.roles[role]] for role in (bos, eos) if role is not None}
-    if not marks:
-        return
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*([marks["bos"]] if bos else []), "$A", *([marks["eos"]] if eos else [])],
-        special_tokens=[(token, vocabulary.roles[role]) for role, token in marks.items()],
-    )
+    bos = ["bos"] if (add_bos if begins is None else begins) and "bos" in vocabulary.roles else []
+    eos = ["eos"] if ends and "eos" in vocabulary.roles else []
+    # Roles stand for the tokens, whose own texts may be read as the template's variables.
+    marks = [{"id": role, "ids": [vocabulary.roles[role]], "tokens": [vocabulary.role(role)]} for role in bos + eos]
+    if marks:
+        tokenizer.post_processor = processors.TemplateProcessing(single=[*bos, "$A", *eos], special_tokens=marks)
