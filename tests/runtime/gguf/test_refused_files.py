@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,8 @@ TWICE_2_TO_27 = {"qwen35.ssm.time_step_rank": 2**27, "qwen35.ssm.inner_size": 2*
         ("falcon-h1", {"extra": {"blk.0.attn_q.bias": np.ones(64)}}, r"blk\.0\.attn_q\.bias .* no part"),
         ("falcon-h1", {"metadata": {"falcon-h1.ssm.inner_size": 2**31}}, "inner_size is 2147483648 beside"),
         ("falcon-h1", {"metadata": {"falcon-h1.ssm.state_size": 2**31}}, "groups of 2147483648"),
-        ("qwen3.5", {"metadata": {"qwen35.nextn_predict_layers": 10**9}}, "num_hidden_layers is '-999999996'"),
+        ("qwen3.5", {"metadata": {"qwen35.nextn_predict_layers": 10**9}}, "predict_layers is 1000000000 of 4 layers"),
+        ("qwen3.5", {"metadata": {"qwen35.nextn_predict_layers": 4}}, "predict_layers is 4 of 4 layers"),
         ("qwen3.5", {"metadata": TWICE_2_TO_27}, "inner_size is 134217728 beside 4 groups of 16"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 2**31}}, "inner_size is 2147483648 beside"),
         ("granite-hybrid", {"metadata": {"granitehybrid.ssm.inner_size": 65}}, "inner_size is 65 for 16 heads"),
@@ -71,6 +73,26 @@ def test_hybrids_that_are_not_known_here_are_refused(
         packed_model(GgufIndex.read(path), gguf_config(GgufIndex.read(path)))
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variant", "metadata", "message"),
+    [
+        ("qwen3.5", {"qwen35.nextn_predict_layers": -1}, "predict_layers is -1 of 4 layers, which is not supported"),
+        ("qwen2", {**YARN, "qwen2.rope.scaling.yarn_log_multiplier": -10 / math.log(4)}, "division by zero"),
+    ],
+)
+def test_numbers_that_no_converter_writes_are_refused(
+    variant: str, metadata: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    path = tmp_path / "model.gguf"
+    save_gguf(path, tiny_model(variant, **SIZES, **HYBRID_SIZES.get(variant, {})), Type.Q8_0)
+    index = GgufIndex.read(path)
+    index.metadata.update(metadata)
+    with pytest.raises(UserError, match=message):
+        gguf_config(index)
 
 
 @pytest.mark.parametrize("weights", ["dense", "packed"])
@@ -132,7 +154,7 @@ def test_hybrids_that_are_not_known_here_are_refused(
         ({"metadata": {"tokenizer.ggml.model": "t5"}}, "expected gpt2, llama or gemma4, got 't5'"),
         ({"metadata": {"tokenizer.ggml.tokens": ["a"] * 96}}, "the token 'a' twice"),
         ({"metadata": {"tokenizer.ggml.tokens": ["a"]}}, "1 tokens, but its embedding has 96 rows"),
-        ({"metadata": {"general.type": "adapter"}}, "holds a adapter"),
+        ({"metadata": {"general.type": "adapter"}}, "holds 'adapter', not a model"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )

@@ -8,9 +8,9 @@ import numpy as np
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.loading.checkpoints.config import require_sizes
-from ssd_runtime.loading.gguf.architectures import architecture_of, blocks_of
+from ssd_runtime.loading.gguf.architectures import Architecture, architecture_of, blocks_of
 from ssd_runtime.loading.gguf.entries import KV_HEADS, QUERY_SCALING, Entries
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.rope import BASE, FACTORS, rope_parameters
@@ -38,7 +38,15 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
     architecture = architecture_of(index)
     kind = index.metadata.get("general.type", "model")
     if kind != "model":
-        raise UserError(f"{index.path}: holds a {kind}, not a model; give the model's own file")
+        raise UserError(f"{index.path}: holds {kind!r}, not a model; give the model's own file")
+    try:
+        entries = _entries(index, architecture)
+        return AutoConfig.for_model(entries.pop("model_type"), **entries)
+    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, StrictDataclassError) as error:
+        raise UserError(f"{index.path}: its metadata is not a model's ({first_line(error)}); {ADVICE}") from None
+
+
+def _entries(index: GgufIndex, architecture: Architecture) -> Entries:
     metadata = Metadata(index, index.architecture, architecture.by_layer)
     entries = _common(index, metadata)
     biases = {name.split(".", 2)[-1] for name in index.tensors if name.endswith(".bias")}
@@ -55,12 +63,7 @@ def gguf_config(index: GgufIndex) -> PreTrainedConfig:
             metadata.expect(key, 0)
     metadata.require_all_taken()
     require_sizes(f"{index.path}: its metadata", entries, len(index.tensors), index.dense_bytes)
-    try:
-        return AutoConfig.for_model(entries.pop("model_type"), **entries)
-    except (ValueError, TypeError, ArithmeticError, LookupError, AttributeError, StrictDataclassError) as error:
-        raise UserError(
-            f"{index.path}: its metadata is not a model's ({str(error).splitlines()[0]}); {ADVICE}"
-        ) from None
+    return entries
 
 
 def _common(index: GgufIndex, metadata: Metadata) -> Entries:

@@ -13,8 +13,8 @@ SOFTMAX, SIGMOID, CHOSEN = 1, 2, 3
 KV_HEADS = "attention.head_count_kv"
 """Number of key-value heads; in a list by layer, 0 for layers that mix tokens otherwise than by attention."""
 PREDICTING = "nextn_predict_layers"
-SSM_SIZES = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 """Number of layers after the model's own that predict further tokens."""
+SSM_SIZES = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
 QUERY_SCALING = "attention.temperature_scale"
 """Growth of queries with their position (`Family.query_scaling`)."""
 GEMMA4_LISTS = {KV_HEADS: "num_key_value_heads", "feed_forward_length": "intermediate_size"}
@@ -220,7 +220,10 @@ def lfm2moe(metadata: Metadata, common: Entries) -> Entries:
 
 def qwen35(metadata: Metadata, common: Entries) -> Entries:
     """Qwen3.5's own entries."""
-    layers = common["num_hidden_layers"] - (metadata.optional(int, PREDICTING) or 0)
+    predicting = metadata.optional(int, PREDICTING) or 0
+    if not 0 <= predicting < common["num_hidden_layers"]:  # before any list of layers is made
+        raise metadata.refusal(PREDICTING, f"is {predicting} of {common['num_hidden_layers']} layers, which")
+    layers = common["num_hidden_layers"] - predicting
     interval = metadata.optional(int, "full_attention_interval") or 4
     key = "attention.recurrent_layers"
     states = metadata.listed(key) or [(layer + 1) % interval != 0 for layer in range(layers)]

@@ -52,7 +52,7 @@ LONGEST_PIECE = 256
 """Letters of a piece that is looked at in every way to merge it; SentencePiece makes pieces of 16 letters."""
 WITH_TOOLS = "tool_use"
 STRIPPING = "phi3"
-"""Models of this architecture or name have special tokens that take the spaces after them along."""
+"""Models of this architecture or name have special tokens that take spaces after them along: no metadata says so."""
 NEVER_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
