@@ -12,17 +12,21 @@ MAX_PLACE = 100
 """Most characters of a field path that an error quotes: a crafted key may be much longer."""
 MAX_LINE = 200
 """Most characters of another program's message that an error quotes."""
+MAX_MESSAGE = 2000
+"""Most characters of a message, which may quote texts of any length from a file."""
 
 
 class UserError(Exception):
     """Bad input. The message says what is wrong, where, and what to do; commands exit 2 on it.
 
     It is one line of printable text: a file name or a key that the message quotes may contain line breaks and terminal
-    escapes.
+    escapes. The middle of a message that is too long is left out, since where and what to do are at its ends.
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
+        half = MAX_MESSAGE // 2
+        cut = message if len(message) <= MAX_MESSAGE else f"{message[: half - 1]}…{message[-half:]}"
+        super().__init__(printable(cut))
 
 
 def first_line(error: BaseException) -> str:

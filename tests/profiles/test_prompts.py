@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ssd_profiles.domain import domain_names, load_domain, starter_set
-from ssd_profiles.errors import MAX_LINE, UserError, first_line
+from ssd_profiles.errors import MAX_LINE, MAX_MESSAGE, UserError, first_line
 from ssd_profiles.prompts import read_prompts
 
 
@@ -92,6 +92,18 @@ def test_render_puts_shots_first() -> None:
 def test_unknown_domains_are_named() -> None:
     with pytest.raises(UserError, match=r"cnn, gsm8k, humaneval"):
         load_domain("nope")
+
+
+@pytest.mark.parametrize("quoted", ["x" * 10**6, "x\n" * 10**6])
+def test_an_error_that_quotes_a_long_text_says_where_and_what_to_do(quoted: str) -> None:
+    line = str(UserError(f"here: has {quoted}; download it again"))
+    assert len(line) <= MAX_MESSAGE
+    assert line.startswith("here: has x")
+    assert line.endswith("; download it again")
+
+
+def test_an_error_of_usual_length_is_whole() -> None:
+    assert str(UserError("x" * MAX_MESSAGE)) == "x" * MAX_MESSAGE
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,9 @@ def gemma4(metadata: Metadata, common: Entries) -> Entries:
     width = metadata.optional(int, "attention.key_length_swa") or common["head_dim"]
     metadata.expect("attention.value_length_swa", width)
     if not all(type(each) is int and each > 0 and heads % each == 0 for each in keys) or len(keys) != layers:
-        raise metadata.refusal(KV_HEADS, f"is {str(keys)[:40]} for {heads} heads, which")
+        raise metadata.refusal(KV_HEADS, f"is {keys} for {heads} heads, which")
     if inner not in (double, [inner[0]] * layers):
-        raise metadata.refusal("feed_forward_length", f"is {str(inner)[:40]}, which")
+        raise metadata.refusal("feed_forward_length", f"is {inner}, which")
     return {
         **entries,
         **_gemma4_experts(metadata),
