@@ -308,7 +308,7 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
     if architecture == "gemma2":  # 0 says that there is no cap; without the keys there are Gemma-2's own
         caps = ("attn_logit_softcapping", "final_logit_softcapping")
         keys |= {name: getattr(config, name) or 0.0 for name in caps}
-    if architecture == "gemma3":
+    if config.model_type in ("gemma3_text", "olmo3"):
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         keys |= gemma4(config)

@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "ministral3": "mistral3",
     "mixtral": "llama",
+    "olmo3": "olmo2",
     "lfm2_moe": "lfm2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from transformers import AutoConfig
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.loop import generate
@@ -32,6 +33,7 @@ from tests.runtime.gguf.vocabularies import byte_level
 IDS = torch.arange(1, 60)[None]
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 FACTORS = [1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.35]
 LONGROPE = {
     "rope_type": "longrope",
@@ -105,6 +107,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
     "granite-hybrid rotation": ("granite-hybrid", ROTATED),
 }
+if "full_attention" in AutoConfig.for_model("olmo3").rope_parameters:  # the first 5.x have one rotation for all layers
+    MODELS["olmo3"] = ("olmo3-sliding", {})
+    MODELS["olmo3 yarn"] = ("olmo3-sliding", {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}})
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 
 
@@ -126,6 +131,16 @@ def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     require_faithful(Decoder(packed))
     # Rows are rounded to 8 bits, which these random layers amplify; another model is 1.4 away.
     assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+
+
+@pytest.mark.skipif("olmo3" not in MODELS, reason="this transformers has one rotation for all layers")
+@torch.inference_mode()
+def test_olmo_3_has_its_own_pattern_and_one_base_unless_the_file_says(tmp_path: Path) -> None:
+    truth, path = tiny_model("olmo3-sliding", seed=7, **SIZES), tmp_path / "model.gguf"
+    keys = ("attention.sliding_window_pattern", "rope.freq_base_swa")
+    save_gguf(path, truth, Type.F32, {f"olmo2.{key}": None for key in keys})
+    index = GgufIndex.read(path)
+    torch.testing.assert_close(dense_model(index, gguf_config(index))(IDS).logits, truth(IDS).logits)
 
 
 @pytest.mark.skipif("qwen3-next" not in VARIANTS, reason="this transformers lacks the family")

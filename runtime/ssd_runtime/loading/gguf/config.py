@@ -25,6 +25,8 @@ QUARTERED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Types of configurations that rotate a quarter of each head unless they say otherwise."""
 PARTLY_ROTATED = ("phi3", *QUARTERED)
 """Types of configurations that can rotate a part of each head."""
+SCALED_IN_PART = ("gemma3_text", "olmo3")
+"""Types of configurations that scale the angles of layers without a window alone."""
 WIDEST_HEAD = 4096
 UNROTATED = float(np.float32(1e30))
 """The divisor of angles that leaves columns as they are."""
@@ -138,13 +140,13 @@ def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, A
     if parameters["rope_type"] == "longrope":
         entries["original_max_position_embeddings"] = parameters["original_max_position_embeddings"]
     local = metadata.optional(float, "rope.freq_base_swa")
-    if entries["model_type"] != "gemma3_text":
+    if entries["model_type"] not in SCALED_IN_PART:
         if local not in (None, parameters["rope_theta"]):
             raise metadata.refusal("rope.freq_base_swa", f"is {local}, which")
         return parameters
-    # Gemma-3 scales the angles of layers without a window alone.
-    windowed = {"rope_type": "default", "rope_theta": BASE if local is None else local}
-    return {"full_attention": parameters, "sliding_attention": windowed}
+    if local is None:
+        local = parameters["rope_theta"] if entries["model_type"] == "olmo3" else BASE
+    return {"full_attention": parameters, "sliding_attention": {"rope_type": "default", "rope_theta": local}}
 
 
 def _gemma4_rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, Any]:

@@ -135,6 +135,12 @@ def _windows(metadata: Metadata, common: Entries, period: int, default: int) -> 
     return {"layer_types": kinds, "sliding_window": window or None}
 
 
+def olmo2(metadata: Metadata, common: Entries) -> Entries:
+    """OLMo-2's own entries, or OLMo-3's, whose layers have windows."""
+    entries = _windows(metadata, common, period=4, default=0)
+    return {"model_type": "olmo3", **entries} if entries["sliding_window"] else {}
+
+
 def granite(metadata: Metadata, common: Entries) -> Entries:
     """Granite's own entries."""
     # Files of Granite-4's dense models without recurrences have these sizes too, and their MLP's under another name.
