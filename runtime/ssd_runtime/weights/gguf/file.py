@@ -100,6 +100,8 @@ class GgufFile:
             if name not in places and not (name.endswith(".bias") and _of_all_layers(name) not in kinds)
         ]
         if missing:
+            if missing[0].replace(".attn_q.", QKV) in places:
+                raise UserError(f"{self.path}: its q, k and v are one tensor; convert it without --fuse-qkv")
             raise UserError(f"{self.path}: lacks the tensor {missing[0]} ({len(missing)} in all); {ADVICE}")
         extra = [name for name in places if name not in expected and name not in used]
         if extra:
