@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,8 +126,18 @@ def _from_hub(spec: str) -> Source:
             f"{spec}: no such folder, and cannot be fetched from the Hub ({reason}); {check}, or give a folder"
         ) from None
     if not has_weights(Path(folder)):
-        raise UserError(f"{spec}: this repository has no safetensors weights; convert it with save_pretrained")
+        raise UserError(f"{spec}: this repository has no safetensors weights; {_instead(name, revision)}")
     return Source(Path(folder), name, Path(folder).name)
+
+
+def _instead(name: str, revision: str) -> str:
+    """What to do with a Hub repository that holds no safetensors files."""
+    from huggingface_hub import list_repo_files
+
+    with suppress(Exception):  # the listing only words the advice
+        if hub_reachable() and any(file.endswith(".gguf") for file in list_repo_files(name, revision=revision or None)):
+            return "download one of its .gguf files and give its path"
+    return "convert it with save_pretrained"
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -198,11 +198,27 @@ def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.Mon
         find_model(spec)
 
 
-def test_a_repository_without_safetensors_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("files", "advice"),
+    [
+        (["config.json", "q4/model.gguf"], "download one of its .gguf files and give its path"),
+        (["config.json", "pytorch_model.bin"], "convert it with save_pretrained"),
+        (None, "convert it with save_pretrained"),
+    ],
+)
+def test_a_repository_without_safetensors_is_said(
+    files: list[str] | None, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(name: str, revision: str | None) -> list[str]:
+        if files is None:
+            raise OSError("the Hub cannot be reached")
+        return files
+
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("ssd_runtime.loading.sources.hub_reachable", lambda: True)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *given, **settings: str(tmp_path))
-    with pytest.raises(UserError, match=r"^org/old: this repository has no safetensors weights"):
+    monkeypatch.setattr("huggingface_hub.list_repo_files", listed)
+    with pytest.raises(UserError, match=rf"^org/old: this repository has no safetensors weights; {advice}$"):
         find_model("org/old")
 
 
