@@ -193,10 +193,15 @@ def test_an_answer_ends_at_every_token_that_says_so(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tokenizer.ggml.merges": ["a zz"]}, "its tokenizer is damaged"),
+        ({"tokenizer.ggml.merges": ["a zz"]}, "merges tokens to 'azz', which it lacks"),
+        (
+            {"tokenizer.ggml.merges": ["<|im_start|> <|im_end|>"]},
+            r"merges tokens to '<\|im_start\|><\|im_end\|>', which it",
+        ),
+        ({"tokenizer.ggml.merges": [" a"]}, "its tokenizer: transformers cannot load it .*out of vocabulary"),
         ({"tokenizer.ggml.merges": None}, "has no merges of tokens"),
         ({"tokenizer.ggml.pre": None}, r"lacks the metadata tokenizer\.ggml\.pre; convert it again"),
-        ({"tokenizer.ggml.merges": [1, 2]}, "its tokenizer is damaged"),
+        ({"tokenizer.ggml.merges": [1, 2]}, "its tokenizer: transformers cannot load it"),
         ({"tokenizer.ggml.token_type": ["1"] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),
         ({"tokenizer.ggml.token_type": [1.0] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),
         ({"tokenizer.chat_template": b"\xff{{ x }}"}, "chat_template is not UTF-8"),

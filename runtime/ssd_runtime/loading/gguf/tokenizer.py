@@ -12,7 +12,8 @@ from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ssd_profiles.errors import UserError, first_line
+from ssd_profiles.errors import UserError
+from ssd_runtime.loading.checkpoints.folder import guarded_loading
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.pre_tokenizers import pre_tokenizer
 from ssd_runtime.weights.gguf.file import EMBEDDING
@@ -123,12 +124,8 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
     """
     metadata = Metadata(index, PREFIX)
     vocabulary = Vocabulary.of(index, metadata)
-    try:
+    with guarded_loading(f"{index.path}: its tokenizer"):
         return _tokenizer(index, metadata, vocabulary), vocabulary.ends
-    except UserError:
-        raise
-    except Exception as error:  # what the tokenizers library raises is no narrower
-        raise UserError(f"{index.path}: its tokenizer is damaged ({first_line(error)}); {ADVICE}") from None
 
 
 def _tokenizer(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
@@ -164,7 +161,7 @@ def _tokenizer(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> 
 
 def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> tuple[Tokenizer, bool]:
     pre = pre_tokenizer(metadata.required(str, "ggml.pre"), str(index.path))
-    merges = _listed_merges(index, metadata)
+    merges = _listed_merges(index, metadata, vocabulary)
     metadata.ignore(("ggml.scores",))
     metadata.expect("ggml.add_space_prefix", False)
     metadata.expect("ggml.remove_extra_whitespaces", False)
@@ -176,12 +173,16 @@ def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) ->
     return tokenizer, pre.add_bos
 
 
-def _listed_merges(index: GgufIndex, metadata: Metadata) -> list[tuple[str, str]]:
+def _listed_merges(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> list[tuple[str, str]]:
     merges = metadata.listed("ggml.merges")
     if not merges:  # text would be read letter by letter
         raise UserError(f"{index.path}: has no merges of tokens; {ADVICE}")
-    pairs = [merge.split(" ", 1) for merge in merges]
-    return [(left, right) for left, right in pairs]
+    pairs = [(left, right) for left, right in (merge.split(" ", 1) for merge in merges)]
+    tokens = set(vocabulary.tokens)
+    # The library panics, with lines of its own, at one that is longer than every token.
+    if (made := next((left + right for left, right in pairs if left + right not in tokens), None)) is not None:
+        raise UserError(f"{index.path}: merges tokens to {made!r}, which it lacks; {ADVICE}")
+    return pairs
 
 
 def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary, listed: bool) -> Tokenizer:
@@ -197,7 +198,7 @@ def _sentencepiece(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary,
     tokenizer = Tokenizer(
         models.BPE(
             vocab=vocabulary.ids,
-            merges=_listed_merges(index, metadata) if listed else _merges(index, vocabulary, scores),
+            merges=_listed_merges(index, metadata, vocabulary) if listed else _merges(index, vocabulary, scores),
             unk_token=vocabulary.role("unknown"),
             fuse_unk=True,
             byte_fallback=True,
