@@ -125,28 +125,45 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
     return levels;
 }
 
-/* INTEGER + the products of the outputs' levels with a row's, in 4 times `begin` to `end` columns. Sums of 16 bits hold
- * the products of a pair of columns, at most 2 * 128 * 127 = 32,512, and several pairs' where levels are small. */
-INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const Format format, const int begin,
-                   const int end)
+/* Most pairs of columns whose products a sum of 16 bits holds. Signed levels are at most 128: 2 * 128 * 127 = 32,512. */
+INLINE int pairs_at_once(const Format format) {
+    return 32767 / (2 * 127 * (has_offset(format) ? 128 : largest_level(format)));
+}
+
+/* Rows whose products are computed side by side. Each addition to a row's sum waits for the one before, but sums of several
+ * rows must fit into registers beside the levels, which they do where one sum of 16 bits is enough for a row. With 8 and 16
+ * rows Q4_K takes 0.91 and 0.86 of the time so. */
+#define ABREAST 4
+INLINE int abreast(const Format format) {
+    return has_halves(format) || pairs_at_once(format) < GROUP / 4 ? 1 : ABREAST;
+}
+
+/* to = INTEGER + the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
+INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *offsets, const int count, const Format format,
+                 const int begin, const int end, Floats *to)
 {
-    const int32_t *fours_of = (const int32_t *)columns;
-    const int pairs_at_once = 32767 / (2 * 127 * largest_level(format));
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sum = _mm256_set1_epi32(INTEGER_BITS), pairs = _mm256_setzero_si256();
-    (void)offset; /* It is for levels that are not signed. */
+    __m256i sums[ABREAST], pairs[ABREAST];
+    (void)offsets; /* They are for levels that are not signed. */
+#pragma GCC unroll 4
+    for (int r = 0; r < count; r++)
+        sums[r] = _mm256_set1_epi32(INTEGER_BITS);
 #pragma GCC unroll 8
     for (int q = begin; q < end; q++) {
-        const __m256i level = levels->of[q], row = _mm256_set1_epi32(fours_of[q]);
-        if (has_offset(format)) {
-            pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
-        } else {
-            const __m256i products = _mm256_maddubs_epi16(level, row);
-            pairs = (q - begin) % pairs_at_once ? _mm256_add_epi16(pairs, products) : products;
-            if ((q - begin) % pairs_at_once == pairs_at_once - 1 || q == end - 1)
-                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, ones));
+        const int place = (q - begin) % pairs_at_once(format), last = place == pairs_at_once(format) - 1 || q == end - 1;
+        const __m256i level = levels->of[q];
+#pragma GCC unroll 4
+        for (int r = 0; r < count; r++) {
+            const __m256i row = _mm256_set1_epi32(((const int32_t *)(columns + r * GROUP))[q]);
+            const __m256i products = has_offset(format)
+                                         ? _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level))
+                                         : _mm256_maddubs_epi16(level, row);
+            pairs[r] = place ? _mm256_add_epi16(pairs[r], products) : products;
+            if (last)
+                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], ones));
         }
     }
-    return _mm256_castsi256_ps(sum);
+#pragma GCC unroll 4
+    for (int r = 0; r < count; r++)
+        to[r] = _mm256_castsi256_ps(sums[r]);
 }

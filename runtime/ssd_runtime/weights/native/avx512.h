@@ -112,15 +112,24 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
     return levels;
 }
 
-/* INTEGER + the products of the outputs' levels with a row's, in 4 times `begin` to `end` columns. Levels around 128 are
- * that much too large, by which `offset` is too small. */
-INLINE Floats dots(const Levels *levels, const int8_t *columns, int32_t offset, const Format format, const int begin,
-                   const int end)
+/* Rows whose products are computed side by side: the processor finds enough to do in one after the other. */
+#define ABREAST 1
+INLINE int abreast(const Format format) {
+    (void)format;
+    return ABREAST;
+}
+
+/* to = INTEGER + the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. Levels
+ * around 128 are that much too large, by which the row's offset is too small. */
+INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *offsets, const int count, const Format format,
+                 const int begin, const int end, Floats *to)
 {
-    const int32_t *fours_of = (const int32_t *)columns;
-    __m512i sum = _mm512_set1_epi32(has_offset(format) ? offset : INTEGER_BITS);
+    for (int r = 0; r < count; r++) {
+        const int32_t *fours_of = (const int32_t *)(columns + r * GROUP);
+        __m512i sum = _mm512_set1_epi32(has_offset(format) ? offsets[r] : INTEGER_BITS);
 #pragma GCC unroll 8
-    for (int q = begin; q < end; q++)
-        sum = _mm512_dpbusd_epi32(sum, levels->of[q], _mm512_set1_epi32(fours_of[q]));
-    return _mm512_castsi512_ps(sum);
+        for (int q = begin; q < end; q++)
+            sum = _mm512_dpbusd_epi32(sum, levels->of[q], _mm512_set1_epi32(fours_of[q]));
+        to[r] = _mm512_castsi512_ps(sum);
+    }
 }

@@ -32,10 +32,12 @@ FORMS = {
     "avx2": NEEDED,
 }
 """Instruction sets of the libraries that there are, the faster first."""
-TUNED = {"vnni": ("-mtune=icelake-server",), "avx2": ("-O2", "-fno-tree-ter")}
+TUNED = {"vnni": ("-mtune=icelake-server",), "avx2": ("-O2", "-fno-tree-ter", "-fno-tree-reassoc")}
 """GCC's generic tuning is for older processors, and takes 5% longer per step on those with AVX-512. With AVX2 alone it
-puts sums off until their products fill more than the 16 registers; -O3 takes a quarter longer there, for nothing."""
-SECONDS = 120.0
+puts sums off, or adds in another order, until products fill more than 16 registers; -O3 takes a quarter longer, for
+nothing."""
+SECONDS = 600.0
+"""A compilation takes about a minute, and several where the processors are busy."""
 
 
 def form_flags(form: str) -> tuple[str, ...]:

@@ -119,22 +119,25 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
             for (int half = 0; half < halves_of; half++)
                 shift[half] = multiply(scale[half], all(-INTEGER));
 #pragma GCC unroll 16
-            for (int r = 0; r < count; r++) {
-                Floats product = zeros();
+            for (int from = 0; from < count; from += abreast(format)) {
+                const int to = from + abreast(format) < count ? from + abreast(format) : count;
+                Floats dot[2][ABREAST];
 #pragma GCC unroll 2
-                for (int half = 0; half < halves_of; half++) {
-                    const Floats dot = dots(&levels, columns + r * GROUP, offsets[r], format, half * columns_of,
-                                            (half + 1) * columns_of);
-                    const Floats part_of = multiply_add(scale[half], dot, shift[half]);
-                    product = half ? add(product, part_of) : part_of;
+                for (int half = 0; half < halves_of; half++)
+                    dots(&levels, columns + from * GROUP, offsets + from, to - from, format, half * columns_of,
+                         (half + 1) * columns_of, dot[half]);
+#pragma GCC unroll 4
+                for (int r = from; r < to; r++) {
+                    Floats product = multiply_add(scale[0], dot[0][r - from], shift[0]);
+                    if (halves_of == 2) {
+                        product = add(product, multiply_add(scale[1], dot[1][r - from], shift[1]));
+                        product = multiply_add(least[0], all(row_sums[3 * r]), product);
+                        product = multiply_add(least[1], all(row_sums[3 * r + 1]), product);
+                    } else if (!has_offset(format)) {
+                        product = multiply_add(least[0], all(row_sums[3 * r + 2]), product);
+                    }
+                    total[r * PARTS + part] = multiply_add(product, all(row_scales[r]), total[r * PARTS + part]);
                 }
-                if (halves_of == 2) {
-                    product = multiply_add(least[0], all(row_sums[3 * r]), product);
-                    product = multiply_add(least[1], all(row_sums[3 * r + 1]), product);
-                } else if (!has_offset(format)) {
-                    product = multiply_add(least[0], all(row_sums[3 * r + 2]), product);
-                }
-                total[r * PARTS + part] = multiply_add(product, all(row_scales[r]), total[r * PARTS + part]);
             }
         }
         block += size;
