@@ -19,6 +19,7 @@ from ssd_runtime.serving.http.server import Binding, listen, serve
 from tests.compiled import seeded
 from tests.folders import TEXTS
 from tests.serving import tiny_engine, tiny_service
+from tests.waiting import wait_until
 
 TINY = """
 import logging, sys
@@ -68,13 +69,17 @@ def _running(command: list[str], folder: Path, **settings: Any) -> Iterator[Serv
     with (folder / "log.txt").open("w") as log:
         process = subprocess.Popen(command, stderr=log, **settings)
     try:
-        while not (found := re.search(r"serving .* on http://(\S+) ", log_of(folder))):
-            assert process.poll() is None, log_of(folder)
-            time.sleep(0.05)
+        wait_until(lambda: _address(folder) or process.poll() is not None, "the server serves", seconds=300)
+        found = _address(folder)
+        assert found is not None, log_of(folder)
         yield process, found[1]
     finally:
         process.kill()
         process.wait()
+
+
+def _address(folder: Path) -> re.Match[str] | None:
+    return re.search(r"serving .* on http://(\S+) ", log_of(folder))
 
 
 def log_of(folder: Path) -> str:
@@ -94,7 +99,7 @@ def defects(address: str) -> float:
 
 def metric(address: str, name: str, labels: str = "") -> float:
     """The sum of a metric of a server, over all labels or those that match."""
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=60)
     connection.request("GET", "/metrics")
     told = connection.getresponse().read().decode()
     return sum(float(found) for found in re.findall(rf"(?m)^{name}(?:\{{.*{labels}.*\}})? (\S+)$", told))

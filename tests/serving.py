@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +29,9 @@ from ssd_runtime.serving.http.opening import watch_gauges
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.transport.connections import BoundedProtocol
+from tests.folders import TEXTS
 from tests.tables import latency_table
+from tests.waiting import wait_until
 
 LAYERS = 8
 TOOL_TEMPLATE = (
@@ -148,8 +149,7 @@ def serving(service: Service) -> Iterator[str]:
     )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    while not server.started:
-        time.sleep(0.01)
+    wait_until(lambda: server.started, "the server has started")
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"
@@ -168,3 +168,10 @@ def send(address: str, path: str, body: Any, method: str = "POST", **headers: st
     content = response.read()
     connection.close()
     return response.status, dict(response.getheaders()), json.loads(content) if content[:1] in b"{[" else content
+
+
+def chat(address: str, **fields: Any) -> tuple[int, Any]:
+    """Status and content of a short answer to a question."""
+    fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 4, **fields}
+    status, _, body = send(address, "/v1/chat/completions", fields)
+    return status, body

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
 from tests.served import SERVE, environment, log_of, open_requests, post, send, server
 from tests.serving import TOOL_TEMPLATE
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,7 @@ def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
         stream = post(address, max_tokens=250, stream=True)
         whole.start()
         first = stream.readline()
-        while open_requests(address) < 2:
-            time.sleep(0.01)
+        wait_until(lambda: open_requests(address) == 2, "both requests are open")
         process.send_signal(signal.SIGTERM)
         text = (first + stream.read()).decode()
         whole.join()
@@ -128,11 +127,9 @@ def compiled(folder: Path, domain: str) -> None:
 
 def logged(folder: Path, words: str, times: int) -> str:
     """The rest of the line in which a server logs these words for the last of so many times."""
-    until = time.monotonic() + 120
-    while len(found := re.findall(f"{words}(.*)\n", log_of(folder))) < times:
-        assert time.monotonic() < until, log_of(folder)
-        time.sleep(0.01)
-    return str(found[-1])
+    line = re.compile(f"{words}(.*)\n")
+    wait_until(lambda: len(line.findall(log_of(folder))) >= times, f"{words!r} is logged", seconds=120)
+    return str(line.findall(log_of(folder))[-1])
 
 
 def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -> None:
@@ -168,8 +165,7 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         compiled(room, "mine=traffic.jsonl")
         taken_up = logged(room, "took up", 1)
         before = len(answers)
-        while len(answers) < before + 8 and loading.is_alive():
-            time.sleep(0.01)
+        wait_until(lambda: len(answers) >= before + 8 or not loading.is_alive(), "requests go on")
         process.send_signal(signal.SIGHUP)
         again = logged(room, "took up", 2)
         done.set()

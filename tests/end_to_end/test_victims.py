@@ -14,6 +14,7 @@ import pytest
 from ssd_runtime.planning.registry import SETTINGS, STRATEGIES
 from tests.folders import save_tiny_model
 from tests.served import open_requests, post, server
+from tests.waiting import wait_until
 
 LONGEST_WAIT = 5.0
 """Seconds for four tokens of the tiny model; on a quiet machine they take 0.1 s."""
@@ -63,8 +64,7 @@ def test_the_worst_wait_of_a_short_request(address: str, strategy: str) -> None:
         waits.append(time.monotonic() - began)
         attack.close()
         assert answer["usage"]["completion_tokens"] == 4
-        while open_requests(address):
-            time.sleep(0.01)
+        wait_until(lambda: not open_requests(address), "both requests have ended")
     assert max(waits) < LONGEST_WAIT
 
 

@@ -17,6 +17,7 @@ from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.pending import Block, End
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import Inbox, assert_ended_once, request_for, running, tiny_engine
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,7 @@ def test_every_order_ends_once_whenever_it_is_cancelled(
                 thread.cancel([pending[place]])
 
         requests = [request_for(engine, TEXTS[place % 3], tokens, name) for place, (tokens, name, _) in enumerate(plan)]
-        held = threading.Lock()
-        with held:
+        with engine._lock:  # it takes no step before the first of them are cancelled
             pending = thread.submit(requests, listen)
             for place, (_, _, after) in enumerate(plan):
                 if after == 0:
@@ -64,6 +64,8 @@ def test_every_order_ends_once_whenever_it_is_cancelled(
         if after is None:
             outcome = ends[place].outcome
             assert len(outcome.generation.token_ids) == tokens
+        elif after == 0:
+            assert inbox.events[place] == [End(cancelled=True)]
         assert ends[place].outcome is not None or ends[place].cancelled
     assert engine.scheduler.pool.used_bytes == engine.scheduler.prefixes.bytes
     assert engine.scheduler.running == engine.scheduler.waiting == 0
@@ -118,8 +120,7 @@ def test_an_order_whose_listener_fails_is_cancelled(engine: Engine, thread: Engi
     thread.submit([request_for(engine, TEXTS[0], 200)], gone)
     thread.submit([request_for(engine, TEXTS[1], 30)], inbox.listen)
     assert inbox.wait(1)[0].outcome is not None
-    while thread.open:
-        pass
+    wait_until(lambda: not thread.open, "all requests have ended")
     assert [event.cancelled for event in seen if isinstance(event, End)] == [True]
 
 

@@ -15,7 +15,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.serving.http.openai.requests.fields import IGNORED_SAFELY, UNSUPPORTED
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CompletionRequest
 from tests.folders import TEXTS
-from tests.serving import send, serving, tiny_engine, tiny_service
+from tests.serving import chat, send, serving, tiny_engine, tiny_service
 
 QUESTION = [{"role": "user", "content": TEXTS[0]}]
 BODIES = int(os.environ.get("SSD_BODIES", "150"))
@@ -27,11 +27,6 @@ def address(folder: Path) -> Iterator[str]:
     limits = {"max_new_tokens": 400, "max_body_bytes": 20_000, "allowed_strategies": ("clasp", "knn")}
     with serving(tiny_service(tiny_engine(folder), **limits)) as address:
         yield address
-
-
-def chat(address: str, **fields: Any) -> tuple[int, Any]:
-    status, _, body = send(address, "/v1/chat/completions", {"messages": QUESTION, "max_tokens": 4, **fields})
-    return status, body
 
 
 @pytest.mark.parametrize(

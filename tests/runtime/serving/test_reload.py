@@ -30,6 +30,7 @@ from tests.bundles import bundle, fingerprint
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import Inbox, assert_ended_once, lone, request_for, running, tiny_engine
 from tests.tables import latency_table
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +131,7 @@ def test_a_bundle_that_changed_while_the_model_was_loaded_is_taken_up(
 
     async def wait() -> None:
         polling = asyncio.create_task(watch.poll(0.01))
-        while engine.bundle is None:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(wait_until, lambda: engine.bundle is not None, "a bundle is taken up")
         polling.cancel()
 
     asyncio.run(wait())

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 from ssd_runtime.serving.http.openai.requests.fields import IGNORED_SAFELY, UNSUPPORTED
 from ssd_runtime.serving.http.openai.requests.json_bounds import read_json
 from tests.folders import TEXTS
-from tests.serving import send, serving, tiny_engine, tiny_service
-
-QUESTION = [{"role": "user", "content": TEXTS[0]}]
+from tests.serving import chat, send, serving, tiny_engine, tiny_service
 
 
 @pytest.fixture(scope="module")
@@ -30,19 +28,12 @@ def response(address: str, **fields: Any) -> tuple[int, Any]:
     return status, body
 
 
-def chat(address: str, **fields: Any) -> tuple[int, Any]:
-    status, _, body = send(address, "/v1/chat/completions", {"messages": QUESTION, "max_tokens": 2, **fields})
-    return status, body
-
-
-@pytest.mark.parametrize("name", [*IGNORED_SAFELY, *UNSUPPORTED])
-def test_fields_without_effect_are_those_of_chats(address: str, name: str) -> None:
+def test_fields_without_effect_are_those_of_chats(address: str) -> None:
     """Ignored or refused by both, for the same reason."""
-    values = [None, "x", *(UNSUPPORTED[name].harmless if name in UNSUPPORTED else ())]
-    for value in values:
-        (status, body), (expected, of_chat) = response(address, **{name: value}), chat(address, **{name: value})
-        assert status == expected, (value, body)
-        assert body.get("error") == of_chat.get("error")
+    for name in (*IGNORED_SAFELY, *UNSUPPORTED):
+        for value in (None, "x", *(UNSUPPORTED[name].harmless if name in UNSUPPORTED else ())):
+            (status, body), (expected, of_chat) = response(address, **{name: value}), chat(address, **{name: value})
+            assert (status, body.get("error")) == (expected, of_chat.get("error")), (name, value)
 
 
 def test_what_cannot_be_honoured_is_refused_wherever_it_stands(address: str) -> None:

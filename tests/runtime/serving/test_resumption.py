@@ -102,6 +102,15 @@ def once(events: Sequence[Any]) -> tuple[list[int], int]:
     return roles, sum(not event["choices"] for event in events)
 
 
+def called(events: Sequence[Any]) -> tuple[str, str]:
+    """Name and arguments of the only call of a stream, with the pieces joined."""
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert {call["index"] for call in calls} == {0}
+    told = [call["function"] for call in calls]
+    return "".join(each.get("name") or "" for each in told), "".join(each.get("arguments") or "" for each in told)
+
+
 def noted(choice: Any) -> list[tuple[str, float]]:
     """Tokens of a choice with their log-probabilities."""
     logprobs = choice["logprobs"] or {}
@@ -157,11 +166,19 @@ def test_without_a_seed_a_stream_is_resumed_all_the_same(services: list[Service]
 
 def test_tool_calls_are_neither_lost_nor_told_twice(services: list[Service]) -> None:
     """The second replica reads the first one's text again: half a call may be in it."""
-    tools = [{"type": "function", "function": {"name": "find", "parameters": {}}}]
-    fields = {"tools": tools, **SAMPLED, "logit_bias": {}, "ssd": {"strategy": "plain"}}
+    parameters = {"properties": {"day": {"enum": ["monday", "tuesday"]}}, "required": ["day"]}
+    tools = [{"type": "function", "function": {"name": "find", "parameters": parameters}}]
+    forced = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    fields = {**forced, **SAMPLED, "max_tokens": 200, "ssd": {"strategy": "plain"}}
     whole, alone, _ = told(services, [], **fields)
+    name, arguments = called(whole)
+    assert name == "find"
+    assert json.loads(arguments)["day"] in parameters["properties"]["day"]["enum"]
     for life in (2, alone.bodies // 2, alone.bodies - 1):
-        assert answers(told(services, [life], **fields)[0]) == answers(whole)
+        resumed, replicas, _ = told(services, [life], **fields)
+        assert len(replicas.calls) == 2, "a replica died"
+        assert called(resumed) == (name, arguments)
+        assert answers(resumed) == answers(whole)
 
 
 def test_whole_answers_begin_again(services: list[Service]) -> None:
@@ -182,11 +199,12 @@ def test_when_all_die_the_stream_ends_with_an_error(services: list[Service]) -> 
             "/v1/chat/completions", json={"messages": QUESTION, "stream": True, **SAMPLED, "max_tokens": 400}
         )
         assert "ssd:router_streams_broken_total 1.0" in client.get("/metrics").text
-        whole = client.post("/v1/chat/completions", json={"messages": QUESTION})
+    with TestClient(Router(Mortals(services, [0] * 9), 1 << 20).app()) as client:
+        whole = client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2})
     *_, error, done = [line for line in response.text.split("\n\n") if line]
     assert done == "data: [DONE]"
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "broken"
-    assert whole.status_code == 200 or whole.json()["error"]["code"] == "broken"
+    assert (whole.status_code, whole.json()["error"]["code"], whole.headers["retry-after"]) == (503, "broken", "1")
 
 
 def test_responses_are_streamed_and_end_with_their_own_error(services: list[Service]) -> None:
