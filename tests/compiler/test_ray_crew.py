@@ -95,14 +95,17 @@ def kill_one_at_work(killed: list[int], stopped: threading.Event) -> None:
                 continue
 
 
-@pytest.mark.parametrize(("asked", "cores"), [(1, [8] * 8), (2, [2] * 4), (5, [4, 4]), (9, [2, 4]), (3, [64])])
-def test_no_more_workers_are_hired_than_asked_for(asked: int, cores: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("asked", "cores", "expected"),
+    [
+        *((1, [8] * 4, [1, 0, 0, 0]), (2, [2] * 4, [1, 1, 0, 0]), (5, [4, 4], [3, 2])),
+        *((9, [2, 4], [2, 4]), (3, [64], [3]), (None, [8, 8], [1, 1])),
+    ],
+)
+def test_workers_are_spread_over_hosts_that_have_room(asked: int | None, cores: list[int], expected: list[int]) -> None:
     from ssd_compiler.crew.ray_crew import Host, _workers_of
 
-    counts = _workers_of([Host(str(place), each, 0) for place, each in enumerate(cores)], asked, on_cards=False)
-    assert sum(counts) == min(asked, sum(cores)) or max(counts) - min(counts) <= 1
-    assert sum(counts) <= asked
-    assert all(count <= most for count, most in zip(counts, cores, strict=True))
+    assert _workers_of([Host(str(place), each, 0) for place, each in enumerate(cores)], asked, False) == expected
 
 
 def test_workers_make_the_bundle_of_one_process(

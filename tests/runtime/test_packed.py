@@ -201,7 +201,7 @@ def test_speculation_on_packed_weights_equals_plain_decoding(variant: str, kind:
     ("name", "assignments"),
     [
         ("clasp", ["refresh=4"]),
-        ("knapsack", ["refresh=6", "window=3"]),
+        ("knapsack", ["refresh=6", "window=3", "share=1"]),
         ("exit", ["threshold=0.1", "depth=0.8"]),
         ("lookup", []),
     ],

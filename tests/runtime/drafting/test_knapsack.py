@@ -126,7 +126,7 @@ def test_weights_are_rounded_latency_ratios() -> None:
 
 @pytest.mark.parametrize("confidence", [0.0, 0.7])
 def test_on_the_fly_it_finds_the_planted_layers_and_changes_nothing(confidence: float) -> None:
-    settings = KnapsackSettings(refresh=6, window=3, confidence=confidence)
+    settings = KnapsackSettings(refresh=6, window=3, share=1.0, confidence=confidence)
     planner = KnapsackPlanner(latency_table(8, per_token=1e-6), settings)
     got = generate(Session(DECODER), [7, 7, 9], planner, Limits(120))
     assert got.token_ids == generate(Session(DECODER), [7, 7, 9], PlainPlanner(), Limits(120)).token_ids

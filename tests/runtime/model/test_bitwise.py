@@ -163,7 +163,8 @@ def test_drafts_of_any_kind_leave_no_trace(drafter: Drafter | str) -> None:
 def test_strategies_that_search_leave_no_trace_either(strategy: str) -> None:
     """Their searches may look at a single token, which runs as two equal rows."""
     decoder = Decoder(tiny_model("llama", seed=3, max_position_embeddings=256), bitwise=True)
-    settings = {"clasp": ("refresh=4",), "knapsack": ("refresh=4", "window=1"), "swift": ("window=1", "steps=9")}
+    knapsack = ("refresh=4", "window=1", "share=1")
+    settings = {"clasp": ("refresh=4",), "knapsack": knapsack, "swift": ("window=1", "steps=9")}
     table = latency_table(LAYERS)
     after = list[torch.Tensor]()
     for name, given in (("plain", ()), (strategy, settings[strategy])):

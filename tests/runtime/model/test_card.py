@@ -30,7 +30,6 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers.attention import has_causal_kernel
 from ssd_runtime.planning.auto.auto import AutoPlanner
-from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.makers import make_strategy
@@ -42,6 +41,7 @@ from ssd_runtime.sequence.session import Session
 from tests.card import Counts, stand_in
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
+from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
 from tests.together import add, finish
 
@@ -51,13 +51,13 @@ SETTINGS = {
     "plain": [],
     "lookup": [],
     "auto": [],
-    "knapsack": ["refresh=6", "window=3"],
+    "knapsack": ["refresh=6", "window=3", "share=1"],
     "clasp": ["refresh=4"],
     "swift": ["window=8", "steps=60", "bayes_interval=5"],
     "exit": ["threshold=0.1", "depth=0.5", "width=3"],
     "del": ["every=1", "refresh=3", "confidence=0.1"],
 }
-"""Parameters with which the searches of every strategy run within few tokens."""
+"""Parameters with which the searches of every strategy run within few tokens, whatever the clock says."""
 MOST_READS = {
     "auto with masks": 2.5,
     "masked to 0.3": 2.0,
@@ -91,7 +91,7 @@ def planner_of(name: str, decoder: Decoder) -> Planner:
         return ConstantPlanner(Plan.masked(name, weak, 4, 0.3, branching=TREE))
     if name == "auto with masks":
         frontiers = {"mix": Frontier((Entry("weak", weak, profile(0.95)),))}
-        return AutoPlanner(frontiers, {}, ExitHeads(decoder), None, table, Stream())
+        return AutoPlanner(frontiers, {}, ExitHeads(decoder), None, table, stream_by_the_table())
     return make_strategy(name, read_settings(name, SETTINGS[name]), decoder, None, table)()
 
 

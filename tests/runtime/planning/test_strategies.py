@@ -46,7 +46,7 @@ DECODER = Decoder(MODEL)
 HEADS = ExitHeads(DECODER)
 FAST: dict[str, list[str]] = {
     "auto": [],
-    "knapsack": ["refresh=6", "window=3"],
+    "knapsack": ["refresh=6", "window=3", "share=1"],
     "clasp": ["refresh=4"],
     "swift": ["window=8", "steps=60", "bayes_interval=5"],
     "exit": ["threshold=0.1", "depth=0.8"],
@@ -108,11 +108,21 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) ->
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("name", sorted(FAST))
-def test_models_of_few_layers(name: str, layers: int) -> None:
+def test_models_of_few_layers(name: str, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single layer cannot be skipped, but exits before it, and guesses, draft all the same."""
+    monkeypatch.setattr("ssd_runtime.planning.auto.auto.Stream", stream_by_the_table)
     decoder = Decoder(tiny_model("llama", seed=3, num_hidden_layers=layers))
     plain = generate(Session(decoder), [3, 5], PlainPlanner(), Limits(30)).token_ids
     make = strategy(name, *FAST[name], decoder=decoder)
-    assert generate(Session(decoder), [3, 5], make(), Limits(30)).token_ids == plain
+    got = generate(Session(decoder), [3, 5], make(), Limits(30))
+    assert got.token_ids == plain
+    assert bool(got.num_draft_tokens) == (layers > 1 or name in ("auto", "exit", "lookup"))
+
+
+DRAFTLESS = {
+    *("clasp skip=0", "knapsack budget=0", "knapsack similarity=1", "swift skip=0", "exit width=0", "exit annealing=9"),
+}
+"""Parameters that leave no mask to skip layers with, or no token sure enough."""
 
 
 @pytest.mark.parametrize(
@@ -128,6 +138,7 @@ def test_models_of_few_layers(name: str, layers: int) -> None:
 def test_extreme_parameters(name: str, extreme: str) -> None:
     got = generate(Session(DECODER), [7, 7, 9], strategy(name, *FAST[name], extreme)(), Limits(40))
     assert got.token_ids == plainly([7, 7, 9], 40)
+    assert bool(got.num_draft_tokens) == (f"{name} {extreme}" not in DRAFTLESS)
 
 
 @pytest.mark.parametrize(("name", "window", "tokens"), [("knapsack", 5, 5 * 65), ("swift", 128, 128 + 65)])

@@ -21,7 +21,6 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.planning.auto.stream import PlanningTime
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
@@ -30,6 +29,7 @@ from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.sampler import Sampler, rejection_sample
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
+from tests.streams import stream_by_the_table
 from tests.tables import latency_table
 from tests.together import add, finish
 
@@ -172,7 +172,7 @@ def test_so_they_have_whatever_a_strategy_plans(name: str, monkeypatch: pytest.M
     """
     drafts = 0
     # A step of so small a model takes less than planning it: `auto` would leave most of them unplanned.
-    monkeypatch.setattr(PlanningTime, "update", lambda *_: 0.0)
+    monkeypatch.setattr("ssd_runtime.planning.auto.auto.Stream", stream_by_the_table)
 
     def make() -> Planner:
         planner = planners()
