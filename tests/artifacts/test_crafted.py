@@ -73,6 +73,11 @@ def loads(*counts: int, speedup: float = 1.1) -> Change:
     return domain(lambda data: data["validation"].update(under_load=measured))
 
 
+def exit_after(*stops: int) -> Change:
+    figures = {"width": 4, "threshold": 0.5, "annealing": 0.0, "predicted_speedup": 1.2}
+    return domain(lambda data: data.update(exit={"stops": list(stops), **figures}))
+
+
 def table(**changed: Any) -> Change:
     def change(folder: Path) -> None:
         rewrite(folder, LATENCY, json.dumps(json.loads((folder / LATENCY).read_text()) | changed))
@@ -225,6 +230,13 @@ CASES: dict[str, tuple[Change, str]] = {
         "mean_acceptance_length",
     ),
     "endlessly many sequences at once": (loads(10**9), "under_load.0.concurrency"),
+    "the same load twice": (loads(2, 2), "under_load: expected ascending"),
+    "a choice of another draft length": (
+        domain(lambda data: data["choice"].update(draft_length=7)),
+        "choice: expected a draft length",
+    ),
+    "exits in descending order": (exit_after(2, 1), "stops: expected layers in ascending order"),
+    "an exit after the last layer": (exit_after(1, 4), "exit.stops: expected layers below 4, got 4"),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ssd_artifacts.files import new_folder, write_atomically
-from ssd_artifacts.fingerprint import config_sha256, tokenizer_sha256, weight_hashes
+from ssd_artifacts.fingerprint import config_sha256, file_digest, tokenizer_sha256, weight_hashes
 from ssd_profiles.errors import UserError
 
 
@@ -103,6 +103,20 @@ def test_the_sample_alone_is_quick_and_the_full_hash_remembered(
     full = weight_hashes([path])
     monkeypatch.setattr("ssd_artifacts.fingerprint._tensors", lambda _: pytest.fail("read again"))
     assert weight_hashes([path], full=False) == full
+
+
+def test_a_file_that_is_rewritten_in_place_is_read_again(tmp_path: Path) -> None:
+    """With the same name and size, its time of modification alone says so."""
+    path = tmp_path / "m.safetensors"
+    found = list[tuple[int, str, str]]()
+    for added in range(2):
+        save_file({name: values + added for name, values in TENSORS.items()}, path)
+        os.utime(path, ns=(added, added))
+        found.append((path.stat().st_size, weight_hashes([path]).full, file_digest(path)))
+    (size, full, digest), (same_size, other_full, other_digest) = found
+    assert size == same_size
+    assert full != other_full
+    assert digest != other_digest
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

@@ -133,6 +133,21 @@ def test_silu_holds_for_inputs_of_all_sizes(value: float) -> None:
     torch.testing.assert_close(got[1:], expected[1:], rtol=1e-5, atol=1e-30)
 
 
+@needs_native
+def test_a_draft_reads_its_weights_memory_and_runs_where_it_does() -> None:
+    kernel, _ = weight8(32, 64)
+    for own in (True, False):
+        assert kernel.draft is not None
+        kernel.own_threads = own
+        assert kernel.draft.own_threads == own
+    room = torch.empty(kernel.nbytes, dtype=torch.uint8)
+    kernel.move(room)
+    x = torch.randn(3, 64)
+    assert kernel.draft(x).any()
+    room.zero_()
+    assert not kernel.draft(x).any()
+
+
 def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SSD_CACHE", str(tmp_path))
     monkeypatch.setenv("CC", "false")

@@ -33,7 +33,7 @@ from ssd_runtime.weights.gguf.kernels import held_bytes
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8, quantised
 from ssd_runtime.weights.native.library import library
-from ssd_runtime.weights.packed_linear import PackedLinear, whole_calls
+from ssd_runtime.weights.packed_linear import PackedEmbedding, PackedLinear, whole_calls
 from tests.gguf_files import quantised_pair, random_blocks
 from tests.kernels import kernel_name
 from tests.models import HYBRIDS, tiny_model
@@ -310,3 +310,13 @@ def test_levels_and_scales_are_those_of_the_file(kind: Type) -> None:
     read = levels4(data, kind)
     weight = (read.levels.float().unflatten(1, (-1, 32)) - 8) * read.scale[..., None] + read.zero[..., None]
     torch.testing.assert_close(weight.flatten(1), torch.from_numpy(dequantize(data, kind)), rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_an_embedding_that_are_kept_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = np.arange(400, dtype=np.uint8).reshape(50, 8)
+    embedding = PackedEmbedding(stored, lambda rows: rows.astype(np.float32), None)
+    monkeypatch.setattr("ssd_runtime.weights.packed_linear.KEPT", 6 * 8)
+    for token in range(50):
+        ids = torch.tensor([token, (3 * token) % 50])
+        assert torch.equal(embedding(ids), torch.from_numpy(stored[ids.numpy()]).float())
+        assert len(embedding._recent) <= 8

@@ -46,9 +46,10 @@ def test_a_snapshot_of_the_hubs_cache_is_a_bundle(saved: Path, tmp_path: Path) -
 
 
 def test_links_to_anywhere_else_are_refused(saved: Path, tmp_path: Path) -> None:
-    linked(saved, tmp_path / "folder", tmp_path / "blobs")
+    """Also to blobs that lie as a snapshot's do, beside a folder of another name."""
+    linked(saved, tmp_path / "folders" / "abc", tmp_path / "blobs")
     with pytest.raises(UserError, match="a link out of the bundle"):
-        open_bundle(tmp_path / "folder")
+        open_bundle(tmp_path / "folders" / "abc")
 
 
 def test_only_a_bundle_of_ones_own_decides_how_the_model_is_loaded(saved: Path, tmp_path: Path) -> None:

@@ -117,3 +117,10 @@ def test_lookup_decodes_as_plain_decoding_does_and_copies_repetitions(ids: list[
     )
     assert got.token_ids == generate(Session(DECODER), ids, PlainPlanner(), Limits(90)).token_ids
     assert got.num_draft_tokens > 0
+
+
+def test_the_oldest_successors_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.drafting.successors.MOST", 2)
+    table = Successors([[0, 1, 9], [0, 2, 9], [0, 1, 8], [0, 3, 9]])
+    assert table.rows() == [[0, 1, 8], [0, 3, 9]], "what was seen again is not the oldest"
+    assert [table.of(5, token)[0] for token in (1, 2, 3)] == [[8], (), [9]]

@@ -235,7 +235,7 @@ def test_prefixes_of_other_weights_are_not_used() -> None:
 
 
 def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(tiny_model("llama", seed=4))
+    decoder = Decoder(tiny_model("llama", seed=4, max_position_embeddings=256))
     with small_memory():
         pool = decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 4)
         prefixes = PrefixCache(pool)
@@ -246,6 +246,10 @@ def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.Monke
             session.close()
             assert prefixes.bytes <= pool.bytes / 2
         assert len(prefixes) == 3
+        session = Session(decoder, prefixes=prefixes)
+        session.prefill([9] * 152)
+        session.close()
+        assert len(prefixes) == 3, "one that is larger than the share pushes no other out"
         assert prefixes.make_room(230)
         assert len(prefixes) < 3
         held = KVCache(pool)

@@ -17,14 +17,16 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.draft_source import DraftProposal
-from ssd_runtime.planning.auto.draft_stats import DraftStats
+from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
+from ssd_runtime.planning.auto.planning_time import PlanningTime
+from ssd_runtime.planning.auto.shared_step import SharedSteps
 from ssd_runtime.planning.auto.stream import Stream
-from ssd_runtime.planning.auto.verify_stats import SETTLING
+from ssd_runtime.planning.auto.verify_stats import SETTLING, VerifyStats
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.lookup import Guess
-from ssd_runtime.planning.plan import Plan
+from ssd_runtime.planning.plan import Cycle, Plan
 from tests.simulated import Replay, Trace, controller, replay
 from tests.tables import latency_table, profile
 
@@ -267,3 +269,46 @@ def test_of_masks_and_exits_those_are_used_that_hold(holds: str | None) -> None:
     drafted = [cycle.plan.entry for cycle in done.cycles if cycle.steps]
     assert drafted.count(holds) > 0.9 * len(drafted)
     assert done.tokens / sum(done.costs) > 1.1
+
+
+def test_a_budget_is_given_back_once() -> None:
+    stream = Stream()
+    planner = controller(TABLE, stream, story("random", 1))
+    for _ in range(2):
+        planner.finish()
+    assert stream.budgets.waiting == 1
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_a_verification_that_waited_for_others_drafts_is_not_timed(
+    waited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = list[int]()
+    monkeypatch.setattr(VerifyStats, "update", lambda self, rows, seconds, cost: timed.append(rows))
+    monkeypatch.setattr(SharedSteps, "drafted_after", lambda self, step: waited)
+    run(story("random", 1, 5), lambda place: False)
+    assert bool(timed) != waited
+
+
+def test_a_long_plan_counts_as_three_usual_ones() -> None:
+    """It was another process's doing."""
+    planning = PlanningTime()
+    assert [planning.update(seconds) for seconds in (1.0, 100.0, 0.2)] == pytest.approx([1.0, 1.2, 1.1])
+
+
+def test_drafts_that_lost_trust_must_promise_more() -> None:
+    stats = DraftStats()
+    promised = (MIN_GAIN, 1.0, 1.01 * MIN_GAIN, HYSTERESIS * MIN_GAIN, MIN_GAIN)
+    assert [stats.update_trust(speedup) for speedup in promised] == [True, False, False, True, True]
+
+
+@pytest.mark.parametrize(("tokens", "cut"), [(3, True), (4, False)])
+def test_a_draft_that_was_cut_says_nothing_of_its_mask(tokens: int, cut: bool) -> None:
+    """The answer ended within its right tokens."""
+    source = MaskedDrafts(HALF[DOMAIN], TABLE, DraftStats(), Lookup(LookupStats()))
+    proposal = source.propose(100, [1.0] * 32, 9.0)
+    assert proposal is not None
+    seconds = {"draft_seconds": 0.01, "verify_seconds": 0.01}
+    cycle = Cycle(Plan("draft"), 100, 4, accepted=3, tokens=[1] * tokens, verified=5, steps=4, **seconds)
+    source.observe(cycle, [1.0] * 32, 0.01)
+    assert (source.stats.got == DraftStats().got) == cut

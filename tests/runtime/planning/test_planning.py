@@ -208,3 +208,12 @@ def test_a_row_under_load_pays_where_all_together_get_faster(
     faster = (sequences + gain) / after - sequences / before
     if abs(faster) > 1e-9:
         assert (faster > 0) == (1.0 + gain > loaded[rows - 1])
+
+
+def test_rows_beyond_the_measured_ones_cost_what_the_last_or_all_of_them_do() -> None:
+    """Noise may have flattened the end, but no row is free."""
+    assert cost_of([2.0, 3.0], 4) == pytest.approx(3.0 + 2 * 1.5)
+    flat_end = [1.0 + 0.1 * min(row, 15) for row in range(24)]
+    assert cost_of(flat_end, 34) == pytest.approx(2.5 + 10 * 1.5 / 23)
+    steep_end = [1.0 + 0.5 * max(0, row - 15) for row in range(24)]
+    assert cost_of(steep_end, 26) == pytest.approx(5.0 + 2 * 0.5)

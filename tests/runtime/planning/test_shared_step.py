@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ssd_artifacts.domain_config import LoadValidation
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.planning.auto.shared_step import ChainYield, SequenceOptions, SharedSteps, shares
+from ssd_runtime.planning.auto.shared_step import IDLE_STEPS, ChainYield, SequenceOptions, SharedSteps, shares
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
 from ssd_runtime.planning.cost import CostModel
 from ssd_runtime.planning.frontier import Frontier
@@ -116,6 +116,21 @@ def test_who_comes_first_decides_for_a_step() -> None:
     assert [steps.drafted_after(step) for step in (6, 7, 8, None)] == [False, True, False, False]
     steps.leave(numbers[0])
     assert sorted(steps.members) == numbers[1:]
+
+
+def test_after_a_decision_for_no_drafts_the_next_one_waits() -> None:
+    """All sequences wait for a decision; but one that has not named its masks yet is asked at once."""
+    steps, costs = SharedSteps(), CostModel(FLAT)
+    numbers = [steps.join(), steps.join()]
+    assert steps.worth_deciding(7)
+    steps.decide(7, costs, CONTEXT, 2)
+    assert steps.worth_deciding(8)
+    steps.members = {number: SequenceOptions(asked=True) for number in numbers}
+    found = [steps.worth_deciding(step) for step in (6, 7, 8, 6 + IDLE_STEPS, 7 + IDLE_STEPS)]
+    assert found == [True, True, False, False, True]
+    steps.members = crowd(2, mask=(CHEAP, 0.95))
+    steps.decide(20, costs, CONTEXT, 2)
+    assert steps.worth_deciding(21), "drafts go on"
 
 
 def test_masks_that_were_measured_not_to_pay_at_a_load_are_not_offered_there() -> None:

@@ -22,6 +22,7 @@ from ssd_profiles.latency_law import broken_law
 from ssd_runtime.devices.device import device_identity, device_name
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.kernel_choice import ROWS, choice
 from ssd_runtime.profiling.latency import BusyMachineError, device_key, latency_path, measure_latency
 from ssd_runtime.profiling.light import with_light
 from ssd_runtime.profiling.other_work import OtherWork, busy_note
@@ -256,3 +257,12 @@ def test_a_system_without_cpuinfo_has_a_name(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("ssd_runtime.devices.device.CPU_INFO", tmp_path / "none")
     assert device_name(CPU)
     assert device_identity(CPU).startswith(device_name(CPU))
+
+
+def test_the_modules_serve_where_they_are_faster_in_every_round() -> None:
+    """By more than noise; else the packed copies serve."""
+    taken = {(rows, packed): [1.0, 1.0] for rows in ROWS for packed in (False, True)}
+    taken[ROWS[0], False] = [0.5, 0.9]
+    taken[ROWS[1], False] = [0.5, 0.97]
+    taken[ROWS[2], False] = [2.0, 2.0]
+    assert choice(taken) == [False, *[True] * (len(ROWS) - 1)]

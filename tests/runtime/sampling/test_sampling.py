@@ -264,3 +264,12 @@ def test_what_shapes_a_distribution_asks_for_sampling() -> None:
 def test_parameters_out_of_their_range_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"^sampling: {name}: expected .*, got "):
         SamplingParams(**{"temperature": 1.0, name: value})  # type: ignore[arg-type]
+
+
+def test_a_token_that_a_filter_leaves_out_leads_once_it_is_among_the_kept() -> None:
+    """With top-k, the lead over it is its distance from the lowest kept logit, or that of the first one left out."""
+    plain = torch.tensor([3.0, 2.5, 1.0, 0.0])
+    for top_k, expected in ((0, [0.0, 0.5, 2.0, 3.0]), (2, [0.0, 0.5, 2.0, 2.5]), (1, [0.0, 0.5, 2.0, 3.0])):
+        sampler = Sampler(SamplingParams(1.0, top_k=top_k))
+        _, scores = sampler._processed(plain, [], [], drafting=True)
+        assert sampler._leads(plain, scores, torch.zeros(4), 0).tolist() == expected, top_k

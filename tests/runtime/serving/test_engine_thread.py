@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.papers.clasp import ClaspPlanner
-from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
+from ssd_runtime.serving.http.engine_thread import FIRST_GUESS, Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.pending import Block, End
 from tests.folders import TEXTS, save_tiny_model
@@ -137,6 +138,23 @@ def test_more_orders_than_places_are_refused_together(engine: Engine) -> None:
         more = Inbox()
         thread.submit([request_for(engine, TEXTS[1], 2)] * 3, more.listen)
         assert len(more.wait(3)) == 3
+
+
+def test_who_is_refused_is_told_the_usual_time_of_a_request(folder: Path) -> None:
+    """By a guess at first, and after a while by the requests that have ended."""
+    engine, waits = tiny_engine(folder, sequences=1), list[int]()
+    with running(engine, places=1) as thread:
+        for count in (1, 30):
+            for _ in range(count):
+                inbox = Inbox()
+                with engine._lock:
+                    thread.submit([request_for(engine, TEXTS[0], 1, "plain")], inbox.listen)
+                    with pytest.raises(QueueFull) as refused:
+                        thread.submit([request_for(engine, TEXTS[0])], inbox.listen)
+                inbox.wait(1)
+            waits.append(refused.value.retry_after)
+    assert waits[0] == FIRST_GUESS
+    assert 1 <= waits[1] < FIRST_GUESS
 
 
 def test_closing_lets_open_orders_end(engine: Engine) -> None:

@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from ssd_runtime.serving.http.app import Service
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
+from tests.waiting import wait_until
 
 PATH = "/v1/chat/completions"
 
@@ -92,18 +93,24 @@ def test_a_head_that_dawdles_has_no_more_time(address: tuple[str, int], monkeypa
             time.sleep(0.1)
 
 
-def test_a_body_in_tiny_chunks_is_refused(address: tuple[str, int]) -> None:
+def chunked(letters: int, size: int) -> bytes:
+    """A request whose body, of a prompt of so many letters, comes in chunks of so many bytes."""
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    body = json.dumps({"messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 1}).encode()
-    for size, status in ((1, 400), (5000, 200)):
-        chunks = [
-            b"%x\r\n%b\r\n" % (len(body[at : at + size]), body[at : at + size]) for at in range(0, len(body), size)
-        ]
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * letters}], "max_tokens": 1}).encode()
+    parts = [body[at : at + size] for at in range(0, len(body), size)]
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+def test_a_body_in_tiny_chunks_is_refused(address: tuple[str, int]) -> None:
+    """A short one is not, and those before it on the connection do not count."""
+    for letters, size, expected in ((2000, 1, [400]), (2000, 5000, [200]), (700, 1, [200, 200])):
         with socket.create_connection(address, timeout=60) as client:
-            client.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(chunks) + b"0\r\n\r\n")
-            response = http.client.HTTPResponse(client)
-            response.begin()
-            assert response.status == status
+            for status in expected:
+                client.sendall(chunked(letters, size))
+                response = response_of(client)
+                assert response.status == status
+                response.read()
 
 
 def begun(address: tuple[str, int], body: bytes, rest: int) -> socket.socket:
@@ -121,14 +128,6 @@ def response_of(client: socket.socket) -> http.client.HTTPResponse:
     return response
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds, for a minute at most."""
-    latest = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < latest
-        time.sleep(0.01)
-
-
 def test_bodies_that_are_read_at_once_take_bounded_memory(
     service: Service, address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +138,7 @@ def test_bodies_that_are_read_at_once_take_bounded_memory(
     fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 1}
     body = json.dumps(fields).encode().ljust(size)
     clients = [begun(address, body, 1) for _ in range(bodies)]
-    wait_for(lambda: service.bodies.held == bodies * (size - 1))
+    wait_until(lambda: service.bodies.held == bodies * (size - 1), "the bodies have come")
     with begun(address, body, size - 100) as late:
         response = response_of(late)
         assert (response.status, response.headers["Retry-After"]) == (503, "1")
@@ -153,11 +152,20 @@ def test_bodies_that_are_read_at_once_take_bounded_memory(
         assert response_of(again).status == 200
 
 
+def closed(client: socket.socket) -> bool:
+    """Whether the server takes no more of what a client sends."""
+    try:
+        client.sendall(b"x")
+    except ConnectionError:
+        return True
+    return False
+
+
 def test_connections_beyond_the_limit_are_refused_until_others_end(
     address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.MOST_CONNECTIONS", 3)
-    wait_for(lambda: answered(address) == 200)
+    wait_until(lambda: answered(address) == 200, "there is room")
     clients = [socket.create_connection(address, timeout=60) for _ in range(3)]
     for sent in (b"", request(1), request(1, head="x: " + "a" * 50_000 + "\r\n")):
         with socket.create_connection(address, timeout=60) as late:
@@ -169,13 +177,16 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(
             assert json.loads(response.read())["error"]["code"] == "overloaded"
             assert ended(late)
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.REFUSAL_SECONDS", 60.0)
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.MOST_REFUSED", 4)
     refused = [socket.create_connection(address, timeout=60) for _ in range(9)]
     assert all(response_of(each).status == 503 for each in refused)
+    wait_until(lambda: sum(map(closed, refused)) == 5, "as many as may stay do")
     for client in clients:
         with client:
             client.sendall(request(1))
             assert response_of(client).status == 200
-    wait_for(lambda: answered(address) == 200)  # those who stay though they are refused take no place
+    # Those who stay though they are refused take no place.
+    wait_until(lambda: answered(address) == 200, "there is room")
     for each in refused:
         each.close()
 
