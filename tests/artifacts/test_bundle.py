@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,6 @@ from ssd_artifacts.successors import MOST_PAIRS, MOST_RANKS, SuccessorSet
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle, fingerprint
 from tests.damage import contents, edit_manifest, replace_text, rewrite, swap
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    bundle().save(tmp_path / "bundle")
-    return tmp_path / "bundle"
 
 
 def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
@@ -175,6 +169,14 @@ def test_another_model_is_refused(part: str) -> None:
     with pytest.raises(UserError, match=part.removesuffix("_sample")):
         fingerprint().require_same_model(other, "bundle")
     fingerprint().require_same_model(fingerprint(), "bundle")
+
+
+def test_a_dense_models_bundle_serves_the_packed_one_and_no_other_model() -> None:
+    packed = {"quantization": "gguf Q4_1+Q8_0", "weights_sample_sha256": "e" * 64}
+    for config, fits in (("c" * 64, nullcontext()), ("e" * 64, pytest.raises(UserError, match="config"))):
+        other = fingerprint(config_sha256=config).model_copy(update=packed)
+        with fits:
+            fingerprint().require_same_model(other, "bundle")
 
 
 def test_a_bundle_may_be_replaced_even_a_damaged_or_newer_one(saved: Path, tmp_path: Path) -> None:

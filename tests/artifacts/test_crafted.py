@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -240,11 +241,17 @@ CASES: dict[str, tuple[Change, str]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good") / "bundle"
+    replace(bundle(), exits=exits()).save(folder)
+    Bundle.load(folder)
+    return folder
+
+
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    replace(bundle(), exits=exits()).save(tmp_path / "bundle")
-    Bundle.load(tmp_path / "bundle")
-    return tmp_path / "bundle"
+def saved(good: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(good, tmp_path / "bundle"))
 
 
 @pytest.mark.parametrize("case", CASES)

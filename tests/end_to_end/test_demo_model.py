@@ -22,13 +22,9 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.sublayers.sublayers import KEY_MULTIPLE
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.sequence.session import Session
-from ssd_runtime.weights.native.library import library
-from ssd_runtime.weights.packed_linear import PackedLinear
-from tests.kernels import kernel_name
 
 pytestmark = pytest.mark.model
 NEW_TOKENS = 16
@@ -136,48 +132,6 @@ def packed() -> Iterator[LoadedModel]:
     yield load_model("demo@wheel", "cpu", weights="packed")
     if kept is not None:
         os.environ["SSD_CACHE"] = kept
-
-
-def test_speculation_on_the_packed_file_equals_plain_decoding(packed: LoadedModel) -> None:
-    decoder = Engine(packed).decoder
-    requantised = "requantised to 8 bits: 1 token_embd.weight (Q8_0)"
-    own = library() is not None
-    assert decoder.kernels == f"module {kernel_name(4, own)} {kernel_name(8, own)}"
-    assert packed.notes == (() if own else (requantised,))
-    mask = SubLayerPlan.of(decoder.shape.num_layers, random.Random(1).sample(range(2 * decoder.shape.num_layers), 6))
-    for text in texts()[:3]:
-        ids = packed.encode([("user", text)])
-        limits = Limits(NEW_TOKENS, packed.eos_ids)
-        plain = generate(Session(decoder), ids, PlainPlanner(), limits).token_ids
-        got = generate(Session(decoder), ids, ConstantPlanner(Plan.masked("test", mask, 5)), limits).token_ids
-        assert compare(Session(decoder), ids, plain, got).kind is not Kind.ERROR
-
-
-@torch.inference_mode()
-def test_packed_logits_are_the_same_to_the_bit_in_a_step_and_in_a_verification(packed: LoadedModel) -> None:
-    """As long as no row beside a row needs the next multiple of `KEY_MULTIPLE` keys."""
-    decoder = Engine(packed).decoder
-    ids = packed.encode([("user", texts()[3])])[: 5 * KEY_MULTIPLE - 1]
-    known = len(ids) - 16
-    found = list[torch.Tensor]()
-    for rows in (1, 4, 16):
-        session = Session(decoder)
-        session.prefill(ids[:known])
-        logits = list[torch.Tensor]()
-        for begin in range(known, len(ids), rows):
-            logits.append(decoder.logits(session.forward(ids[begin : begin + rows])))
-            session.commit(ids[begin : begin + rows])
-        found.append(torch.cat(logits))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
-
-
-def test_packed_kernels_take_no_more_memory_than_the_file(packed: LoadedModel) -> None:
-    kernels = {
-        id(module.kernel): module.kernel for module in packed.model.modules() if isinstance(module, PackedLinear)
-    }
-    held = sum(kernel.nbytes for kernel in kernels.values())
-    assert held <= packed.source.gguf.nbytes
 
 
 def logits_of(engine: Engine, ids: list[int], answer: list[int], rows: int) -> Tensor:

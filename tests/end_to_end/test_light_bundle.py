@@ -23,7 +23,6 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.weights.draft_bits import DraftBits
 from tests.folders import TEXTS, save_tiny_model
@@ -112,15 +111,14 @@ def test_the_bundle_says_what_runs_at_which_precision(mixed: tuple[Path, str]) -
     assert ("lighter" in summary_text(bundle, out)) == bool(chosen.light)
 
 
-@pytest.mark.parametrize("strategy", ["auto", "knn", "knapsack", "swift", "light"])
-def test_decoding_with_it_is_plain_decoding(room: Path, mixed: tuple[Path, str], strategy: str) -> None:
-    engine = Engine.open(mixed[0])
-    prompts = ["The river rose", "Summary: the council", "The river rose over night and the baker"]
-    plain = engine.generate(prompts, RunSettings("plain", max_new_tokens=40))
-    parameters = read_settings(strategy, ["light=0.5", "window=8"]) if strategy == "swift" else None
-    got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40, parameters=parameters))
+@pytest.mark.parametrize(("draft_bits", "strategy"), [("auto", "knn"), ("none", "fixed:rivers")])
+def test_decoding_with_it_is_plain_decoding_with_copies_and_without(
+    mixed: tuple[Path, str], draft_bits: DraftBits, strategy: str
+) -> None:
+    engine = Engine.open(mixed[0], draft_bits=draft_bits)
+    plain, got = (engine.generate(TEXTS, RunSettings(name, max_new_tokens=40)) for name in ("plain", strategy))
     assert [each.generation.token_ids for each in got] == [each.generation.token_ids for each in plain]
-    assert engine.decoder.light.bits == (8, 4), "the copies that the bundle's masks ask for"
+    assert engine.decoder.light.bits == ((8, 4) if draft_bits == "auto" else ()), "what the bundle's masks ask for"
 
 
 def test_a_model_of_16_bits_has_light_masks_too(room: Path) -> None:
@@ -136,13 +134,3 @@ def test_without_copies_a_bundle_is_what_it_was(room: Path) -> None:
     assert read_manifest(out).format_version == 1
     [table] = Bundle.load(out).latency.values()
     assert "light" not in json.loads(table.to_json())
-
-
-def test_a_user_without_copies_decodes_with_it_all_the_same(mixed: tuple[Path, str]) -> None:
-    engine = Engine.open(mixed[0], draft_bits="none")
-    prompts = ["The river rose"]
-    plain = engine.generate(prompts, RunSettings("plain", max_new_tokens=40))
-    for strategy in ("auto", "fixed:rivers"):
-        got = engine.generate(prompts, RunSettings(strategy, max_new_tokens=40))
-        assert got[0].generation.token_ids == plain[0].generation.token_ids
-    assert engine.decoder.light.kernels == ""

@@ -50,6 +50,7 @@ def test_every_format_serves_a_type_of_files() -> None:
     assert numbers == list(range(len(numbers)))
 
 
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_product_is_that_of_the_dequantised_weight_with_rounded_rows(kind: Type) -> None:
     torch.manual_seed(0)

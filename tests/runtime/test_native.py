@@ -7,37 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import silu
 
-from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import GROUP, Native
 from ssd_runtime.weights.native import library as native
 from ssd_runtime.weights.native.library import NEEDED, library
 from tests.native_blocks import silu_mlp
-from tests.native_weights import weight4, weight8
+from tests.native_weights import weight8
 
 pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
-ROWS = (1, 2, 3, 7, 8, 9, 16, 17, 33)
-
-
-def on_the_grid(rows: int, width: int) -> Tensor:
-    """Rows that 8 bits per group hold exactly."""
-    levels = torch.randint(-127, 128, (rows, width // GROUP, GROUP))
-    levels[..., 0] = 127
-    return (levels * 2.0 ** torch.randint(-6, 3, (rows, width // GROUP, 1))).flatten(1)
-
-
-@needs_native
-@pytest.mark.parametrize("make", [weight4, weight8])
-@pytest.mark.parametrize("rows", ROWS)
-def test_the_product_is_exact_for_rows_on_the_grid(make: object, rows: int) -> None:
-    torch.manual_seed(rows)
-    kernel, dense = (weight4 if make is weight4 else weight8)(48, 96)
-    x = on_the_grid(rows, 96)
-    expected = x.double() @ dense.double().T
-    torch.testing.assert_close(kernel(x).double(), expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
 @needs_native
@@ -50,38 +29,6 @@ def test_the_largest_levels_do_not_overflow(level: int, bits: int, row: int) -> 
     kernel = Native.of8(levels, ones) if bits == 8 else Native.of4(levels, ones, 8 * ones)
     x = torch.full((3, GROUP), float(row))
     assert torch.equal(kernel(x), torch.full((3, 16), float(GROUP * level * row)))
-
-
-@needs_native
-def test_bias_and_residual_are_added() -> None:
-    torch.manual_seed(0)
-    kernel, dense = weight4(32, 64, bias=True)
-    without, _ = weight4(32, 64)
-    x, residual = on_the_grid(3, 64), torch.randn(3, 32)
-    assert torch.equal(kernel.fused(x, None, residual), residual + kernel(x))
-    difference = kernel(x) - x @ dense.T
-    torch.testing.assert_close(difference, difference[:1].expand_as(difference), rtol=0, atol=1e-2)
-    assert difference.abs().max() > 0.1
-    assert without(torch.zeros(1, 64)).abs().max() == 0
-
-
-@needs_native
-@pytest.mark.parametrize("make", [weight4, weight8])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_rows_result_is_the_same_to_the_bit_whatever_stands_beside_it(make: object, count: int) -> None:
-    """Whatever the number of threads, too."""
-    torch.manual_seed(0)
-    make_weight = weight4 if make is weight4 else weight8
-    whole, down = make_weight(192, 64)[0], make_weight(64, 96)[0]
-    norm = RmsNorm(torch.rand(64), 1e-5)
-    x = torch.randn(33, 64) * torch.logspace(-3, 3, 33)[:, None]
-    torch.set_num_threads(1)
-    alone = torch.cat([whole.fused(row[None], norm, None) for row in x])
-    alone_mlp = torch.cat([silu_mlp(whole, down)(row[None], Connection(norm)) for row in x])
-    torch.set_num_threads(count)
-    for rows in ROWS:
-        assert torch.equal(whole.fused(x[:rows], norm, None), alone[:rows])
-        assert torch.equal(silu_mlp(whole, down)(x[:rows], Connection(norm)), alone_mlp[:rows])
 
 
 @needs_native
@@ -100,21 +47,6 @@ def test_torchs_default_dtype_is_another_threads_business() -> None:
     for one, other in zip(expected, found, strict=True):
         assert other.dtype == torch.float32
         assert torch.equal(one, other)
-
-
-@needs_native
-@pytest.mark.parametrize("rows", [1, 5, 11])
-def test_the_norm_and_the_whole_mlp_are_the_modules(rows: int) -> None:
-    torch.manual_seed(1)
-    whole, dense = weight8(192, 64)
-    down, dense_down = weight8(64, 96)
-    x, weight = torch.randn(rows, 64), torch.rand(64) + 0.5
-    normed = rms_norm(x, (64,), weight, 1e-5)
-    got = whole.fused(x, RmsNorm(weight, 1e-5), None)
-    assert (got - normed @ dense.T).norm() < 0.02 * got.norm()
-    gate, up = (normed @ dense.T).chunk(2, -1)
-    inner = silu(gate) * up @ dense_down.T
-    assert (silu_mlp(whole, down)(x, Connection(RmsNorm(weight, 1e-5))) - x - inner).norm() < 0.02 * inner.norm()
 
 
 @needs_native

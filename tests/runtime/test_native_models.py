@@ -53,31 +53,6 @@ def test_a_file_with_a_tensor_of_another_shape_is_refused_before_a_kernel_is_mad
         packed_model(index, gguf_config(index))
 
 
-@pytest.mark.parametrize(("name", "change"), [case for case in CASES if case[0] in PROJECTIONS])
-def test_light_copies_of_a_changed_model_compute_nothing(name: str, change: tuple[int, int]) -> None:
-    """Whoever changes a model in memory gets an error, as from torch's own products."""
-    if not Native.can_serve(32):
-        pytest.skip("needs AVX2 and a C compiler")
-    with pytest.raises(RuntimeError, match=r"do not agree: |must match"):
-        run_light(replaced(name, *change))
-
-
-@torch.inference_mode()
-def run_light(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run the blocks of layer 1 on copies in 8 bits."""
-    decoder = Decoder(model)
-    decoder.lighten("8")
-    cache = decoder.new_cache()
-    cache.reserve(8)
-    batch = Batch.of([decoder.batches.consecutive(cache, 0, 3)])
-    x = decoder.embed([1, 2, 3])
-    return decoder.sublayers.attention(1, x, batch, 8), decoder.sublayers.mlp(1, x, 8)
-
-
-def test_an_unchanged_model_runs_on_light_copies() -> None:
-    assert all(y.isfinite().all() for y in run_light(replaced("mlp.down_proj", 0, 0)))
-
-
 @pytest.mark.parametrize("variant", ["llama", "qwen3", "mistral-sliding", "smollm3"])
 @torch.inference_mode()
 def test_sublayers_in_one_call_are_those_one_by_one(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,12 +28,6 @@ def hub() -> Iterator[FakeHub]:
         yield found
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    bundle().save(tmp_path / "bundle")
-    return tmp_path / "bundle"
-
-
 def run(hub: FakeHub, room: Path, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
     """Run ssd-bundle in a process of its own, since the client reads its settings when it is imported."""
     settings = {

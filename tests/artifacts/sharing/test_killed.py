@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -24,7 +24,6 @@ from ssd_artifacts.sharing.registry import push_to_registry
 from ssd_artifacts.sharing.signature import require_signature, sign
 from tests.bundles import WIDTH, bundle
 from tests.keys import key_pair
-from tests.registry import running_registry
 
 KILLS = int(os.environ.get("SSD_KILLS", "10"))
 OLD, NEW = "0.1.0", "0.2.0"
@@ -49,12 +48,6 @@ def room(tmp_path: Path) -> Path:
         sign(tmp_path / name, private)
         pack(tmp_path / name, tmp_path / f"{name}.ssd.tar")
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_registry(tmp_path_factory.mktemp("registry")) as found:
-        yield found
 
 
 def killed(work: Callable[[], object], seconds: float) -> bool:

@@ -21,12 +21,6 @@ from ssd_profiles.printable import printable
 from tests.bundles import bundle
 
 
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    bundle().save(tmp_path / "bundle")
-    return tmp_path / "bundle"
-
-
 def linked(saved: Path, folder: Path, blobs: Path) -> None:
     """The bundle as links to its files under other names."""
     blobs.mkdir(parents=True)

@@ -25,19 +25,6 @@ from ssd_profiles.errors import UserError
 from tests.bundles import bundle
 from tests.damage import contents
 from tests.keys import key_pair
-from tests.registry import running_registry
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_registry(tmp_path_factory.mktemp("registry")) as found:
-        yield found
-
-
-@pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    bundle().save(tmp_path / "bundle")
-    return tmp_path / "bundle"
 
 
 def test_a_bundle_comes_back_as_it_was_pushed(host: str, saved: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.family.families import FAMILIES, max_context
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
@@ -36,6 +37,7 @@ def test_logits_equal_transformers_prefill_steps_and_verification(variant: str, 
     dtype, pack = KERNELS[kernel]
     model = tiny_model(variant, max_position_embeddings=512).to(dtype)
     decoder = Decoder(model, weight_memory=1 << 40 if pack else 0)
+    require_faithful(decoder)
     ids = torch.randint(0, VOCABULARY, (280,), generator=torch.Generator().manual_seed(1)).tolist()
     expected = model(torch.tensor([ids])).logits[0]
     scale = expected.abs().max()

@@ -10,12 +10,9 @@ from gguf import GGMLQuantizationType as Type
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.engine.loop import decode
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.layer.experts import Experts
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.profiling.latency import QUERIES, _Bench
 from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sequence.session import Session
@@ -174,19 +171,6 @@ def test_experts_that_cannot_be_taken_apart_are_refused(change: object, what: st
     change(model.model.layers[1].mlp)  # type: ignore[operator]
     with pytest.raises(UserError, match=what):
         Decoder(model)
-
-
-@pytest.mark.parametrize("skipped", [{1, 4}, {0, 3, 6}, {7}])
-def test_drafts_do_not_change_what_a_packed_mixture_says(skipped: set[int], tmp_path: Path) -> None:
-    """Not by a near tie either: no kernel rounds a row by the number of rows."""
-    decoder = Decoder(quantised_pair(tmp_path, "qwen3-moe", Type.Q4_0, **PACKED)[0])
-    session, ids, limits = Session(decoder), list(range(1, 30)), Limits(60)
-    plan = Plan.masked("test", SubLayerPlan.of(4, skipped), 6)
-    outputs = [
-        decode(session, session.prefill(ids), planner, limits).token_ids
-        for planner in (PlainPlanner(), ConstantPlanner(plan))
-    ]
-    assert outputs[0] == outputs[1]
 
 
 @torch.inference_mode()
