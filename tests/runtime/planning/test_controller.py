@@ -19,9 +19,8 @@ from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLA
 from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.auto.planning_time import PlanningTime
 from ssd_runtime.planning.auto.shared_step import SharedSteps
-from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.auto.stream import PlanningTime, Stream
 from ssd_runtime.planning.auto.verify_stats import SETTLING, VerifyStats
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
