@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from transformers import AutoModelForCausalLM
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.integrity import read_manifest
@@ -65,21 +68,20 @@ def costs(decoder: Decoder) -> dict[int, LightCosts]:
     return {bits: table.light[bits] for bits in decoder.light.bits}
 
 
-def compiled(room: Path, bits: DraftBits, dtype: str | None = None) -> tuple[Path, str]:
+def compiled(room: Path, bits: DraftBits, model: str = "model") -> tuple[Path, str]:
     said = io.StringIO()
     settings = CompileSettings(
-        model=str(room / "model"),
+        model=str(room / model),
         domains=(),
         domain_files=(("rivers", str(room / "rivers.jsonl")),),
         device="cpu",
-        dtype=dtype,
         draft_bits=bits,
         evaluations=24,
         search_prompts=4,
         validation_prompts=3,
         max_new_tokens=24,
     )
-    out = room / f"bundle-{bits}-{dtype}"
+    out = room / f"bundle-{bits}-{model}"
     compile_bundle(settings, out, False, Reporter(Console(file=said, width=200)))
     return out, said.getvalue()
 
@@ -123,7 +125,9 @@ def test_decoding_with_it_is_plain_decoding_with_copies_and_without(
 
 def test_a_model_of_16_bits_has_light_masks_too(room: Path) -> None:
     """Its weights are in no packed copies: our own code reads them where they are."""
-    out, _ = compiled(room, "auto", "bf16")
+    sixteen = shutil.copytree(room / "model", room / "sixteen")
+    AutoModelForCausalLM.from_pretrained(sixteen, dtype=torch.bfloat16).save_pretrained(sixteen)
+    out, _ = compiled(room, "auto", "sixteen")
     [config] = Bundle.load(out).domains.values()
     assert any(entry.sub_layer_plan(LAYERS).light for entry in config.frontier)
 
