@@ -112,19 +112,12 @@ HOSTILE: dict[str, list[str]] = {
 }
 
 
-def pace() -> float:
-    """Seconds of a fixed piece of work, about a tenth; processors change theirs by a half."""
-    began = time.process_time()
-    sum(number * number for number in range(1_500_000))
-    return time.process_time() - began
-
-
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_structures_take_bounded_time(kind: Any) -> None:
-    """They are refused in one line, or followed for a while; both end soon, by the pace of this machine."""
+    """They are refused in one line, or followed for a while; both end soon."""
     draw = random.Random(1)
     for text in HOSTILE[kind]:
-        before, began = pace(), time.process_time()
+        began = time.process_time()
         refused = ""
         try:
             matcher = GRAMMARS.compiled(Structure(kind, text)).matcher()
@@ -136,8 +129,7 @@ def test_hostile_structures_take_bounded_time(kind: Any) -> None:
             refused = str(error)
         assert "\n" not in refused
         assert len(refused) < 400
-        took = time.process_time() - began
-        assert took < 60 * max(before, pace()), text[:80]
+        assert time.process_time() - began < 5.0, text[:80]
 
 
 def test_what_cannot_be_honoured_is_refused_in_one_line() -> None:
