@@ -34,9 +34,9 @@ MOST_BYTES = 480 << 20
 """Most memory for compiled grammars that are kept."""
 MOST_KEPT = MOST_BYTES // MOST_GRAMMAR_BYTES
 MOST_REASON = 200
-MOST_RULES, MOST_REFERENCES = 300, 1000
-"""Most rules of a grammar and references of a schema: of more that refer to each other in turn, each of which may be
-empty, llguidance needs a minute for the first token."""
+MOST_RULES, MOST_REFERENCES = 200, 1000
+"""Most rules of a grammar and references of a schema: llguidance's time for the first token grows with the square of
+rules that refer to each other in turn, each of which may be empty: 200 take 3 seconds on Zen 3, 300 took 6."""
 RULE = re.compile(r'^[ \t]*[?!]?\w(?:[^:"/\n]|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/)*:', re.MULTILINE)
 """The name of a rule or a terminal with its attributes, whose texts may have colons."""
 STACK_BYTES = 256 << 20
