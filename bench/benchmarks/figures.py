@@ -12,7 +12,7 @@ from bench.harness.tables import with_interval
 from bench.llama_cpp import LLAMA
 
 NOT_OURS = ("plain", "transformers", LLAMA)
-"""What names of contenders begin with that draft nothing, or are peers."""
+"""Beginnings of the names of contenders that draft nothing, or are peers."""
 
 
 def rows_of(outcome: Outcome, category: str | None) -> list[Row]:

@@ -131,7 +131,7 @@ def _from_hub(spec: str) -> Source:
 
 
 def _instead(name: str, revision: str) -> str:
-    """What to do with a Hub repository that holds no safetensors files."""
+    """The advice for a Hub repository without safetensors files."""
     from huggingface_hub import list_repo_files
 
     with suppress(Exception):  # the listing only words the advice

@@ -260,7 +260,7 @@ def test_a_system_without_cpuinfo_has_a_name(tmp_path: Path, monkeypatch: pytest
 
 
 def test_the_modules_serve_where_they_are_faster_in_every_round() -> None:
-    """By more than noise; else the packed copies serve."""
+    """Modules that are faster by no more than noise leave the packed copies in place."""
     taken = {(rows, packed): [1.0, 1.0] for rows in ROWS for packed in (False, True)}
     taken[ROWS[0], False] = [0.5, 0.9]
     taken[ROWS[1], False] = [0.5, 0.97]

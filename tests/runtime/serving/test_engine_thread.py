@@ -141,7 +141,7 @@ def test_more_orders_than_places_are_refused_together(engine: Engine) -> None:
 
 
 def test_who_is_refused_is_told_the_usual_time_of_a_request(folder: Path) -> None:
-    """By a guess at first, and after a while by the requests that have ended."""
+    """The time is a guess at first, and later that of requests that have ended."""
     engine, waits = tiny_engine(folder, sequences=1), list[int]()
     with running(engine, places=1) as thread:
         for count in (1, 30):

@@ -23,6 +23,7 @@ from ssd_runtime.templates.renderer import TemplateLimits
 from tests.folders import TEXTS, save_tiny_model
 from tests.served import post, server
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+from tests.waiting import wait_until
 
 ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 TEMPLATE = (
@@ -63,10 +64,7 @@ class Served:
 
     def until_looping(self, count: int) -> None:
         """Wait until so many processes render."""
-        until = time.monotonic() + 60
-        while self.looping != count:
-            assert time.monotonic() < until, self.looping
-            time.sleep(0.01)
+        wait_until(lambda: self.looping == count, f"{count} processes render")
 
 
 @pytest.fixture(scope="module")
