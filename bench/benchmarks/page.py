@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.benchmarks.figures import Fastest
 from bench.benchmarks.parts import PARTS, Part
-from bench.harness.outcomes import Outcome, slug
+from bench.harness.outcomes import Outcome
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.auto.controller import MIN_ADVANTAGE
 from ssd_runtime.weights.native.library import INSTRUCTIONS
@@ -19,7 +19,7 @@ QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 """Texts that quote figures of the page."""
 KERNELS = {INSTRUCTIONS[8]: "AVX2", INSTRUCTIONS[16]: "AVX-512 VNNI"}
 """Instruction sets by what the names of our kernels have in them."""
-GENERATIONS = {"15cbad": "Zen 3", "bb96a4": "Zen 4", "704f50": "Zen 5"}
+GENERATIONS = {"15cbad": "Zen 3", "9591bf": "Zen 3", "bb96a4": "Zen 4", "704f50": "Zen 5"}
 """Generations of processors whose names say none, by the digests of those that were met (`device_identity`)."""
 QUOTED = "vnni"
 """The part of these names by which texts choose among machines."""
@@ -102,7 +102,7 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
     if left := [part for part in PARTS if part not in measured]:
         sections.append("## Not measured yet\n\n" + "\n".join(f"- {part.title}: `{part.name}`" for part in left) + "\n")
     if measured:
-        sections.append(_provenance([each for part in measured for each in _machines(outcomes[part.name])], packages))
+        sections.append(_provenance([each for part in measured for each in machines(outcomes[part.name])], packages))
     return "\n".join(filter(None, sections))
 
 
@@ -129,11 +129,9 @@ def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str
     if key not in ("machine", *keys):
         raise UserError(f"{part}: {key}: no such figure; known are machine, {', '.join(keys)}")
     known_of_part = [each for each in outcomes.get(part, []) if wanted in ("", generation(each))]
-    parts_of = Counter(slug(each.processor) for some in outcomes.values() for each in some)
+    parts_of = Counter(machine(each) for some in outcomes.values() for each in some)
     # Of equals, the first: the latest.
-    outcome = max(
-        known_of_part, key=lambda each: (QUOTED in _kernels(each), parts_of[slug(each.processor)]), default=None
-    )
+    outcome = max(known_of_part, key=lambda each: (QUOTED in _kernels(each), parts_of[machine(each)]), default=None)
     if outcome is None:
         return "not measured"
     if key == "machine":
@@ -167,20 +165,21 @@ def _kernels(outcome: Outcome) -> str:
     return str((outcome.settings or {}).get("device", {}).get("kernels", ""))
 
 
-def _machines(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    return sorted(outcomes, key=machine)
+def machines(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The latest outcome of each kind of machine, by its name."""
+    latest = {machine(each): each for each in reversed(outcomes)}
+    return [latest[name] for name in sorted(latest)]
 
 
 def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
-    columns = {slug(each.processor): each for some in outcomes.values() for each in some}
-    order = sorted(columns, key=lambda name: machine(columns[name]))
+    order = sorted({machine(each) for some in outcomes.values() for each in some})
     if not order:
         return ""
     parts = {part.name: part for part in PARTS}
-    lines = [_row("", *(machine(columns[name]) for name in order)), "|---" * (len(order) + 1) + "|"]
+    lines = [_row("", *order), "|---" * (len(order) + 1) + "|"]
     for name, key in GLANCE:
         figure = next(each for each in parts[name].figures if each.key == key)
-        by_machine = {slug(each.processor): each for each in outcomes.get(name, [])}
+        by_machine = {machine(each): each for each in machines(outcomes.get(name, []))}
         cells = [figure.text(by_machine[each]) if each in by_machine else "" for each in order]
         if any(cells):
             title = f"[{parts[name].title}](#{anchor(parts[name].title)})"
@@ -189,7 +188,7 @@ def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
 
 
 def _section(part: Part, outcomes: Sequence[Outcome]) -> str:
-    columns = _machines(outcomes)
+    columns = machines(outcomes)
     lines = [_row("", *(generation(each) for each in columns)), "|---" * (len(columns) + 1) + "|"]
     for figure in part.figures:
         cells = [figure.text(each) for each in columns]

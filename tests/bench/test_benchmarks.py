@@ -11,7 +11,7 @@ import pytest
 from bench.benchmarks import __main__ as command
 from bench.benchmarks.__main__ import OUTCOMES
 from bench.benchmarks.figures import Equal, Fastest, Peer, Rate, Ratio, Size
-from bench.benchmarks.page import GLANCE, PAGE
+from bench.benchmarks.page import GENERATIONS, GLANCE, PAGE, machines
 from bench.benchmarks.parts import PARTS, Part
 from bench.compare import SINGLE
 from bench.harness.ledger import NOT_COMPARED, Row, write_rows
@@ -148,11 +148,18 @@ def test_a_part_names_all_that_it_needs(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(part.missing) == ["build/llama.cpp/bin/llama-server"]
 
 
+def test_a_kind_of_machine_has_its_latest_outcome() -> None:
+    older, newer = (digest for digest, told in GENERATIONS.items() if told == "Zen 3")
+    latest = outcome(processor=f"AMD EPYC ({newer})")
+    other = outcome(processor="A CPU (123abc)")
+    assert machines([latest, outcome(processor=f"AMD EPYC ({older})"), other]) == [other, latest]
+
+
 def test_the_committed_page_has_the_figures_of_the_committed_outcomes() -> None:
     written = PAGE.read_text(encoding="utf-8")
     outcomes = read_outcomes(OUTCOMES)
     assert set(outcomes) <= {part.name for part in PARTS}
     for part in PARTS:
-        for each in outcomes.get(part.name, []):
+        for each in machines(outcomes.get(part.name, [])):
             for figure in part.figures:
                 assert figure.text(each) in written, f"{part.name}: {figure.key}; run python -m bench.benchmarks --page"

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.integrity import ORIGIN, SIGNATURE
+from ssd_artifacts.reference_bundle import bundle_path
 from ssd_compiler.bundles.cli import main as bundle_main
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.commands.run import main as run_main
@@ -100,6 +101,17 @@ def test_a_packed_bundle_decodes_elsewhere_with_a_model_that_the_user_names(room
     assert tokens(call(run_main, "--artifact", "unpacked", "--model", "model", *QUESTION)) == plain
     assert call(bundle_main, "diff", "bundle", "b.ssd.tar").stdout == ""
     assert "b.ssd.tar, sha256:" in call(bundle_main, "inspect", "unpacked").stdout
+
+
+def test_a_report_goes_into_the_users_own_folders_alone(room: Path, call: Within) -> None:
+    (room / "bundle" / "report.html").unlink()
+    assert call(bundle_main, "report", "bundle").stdout == "bundle/report.html\n"
+    assert (room / "bundle" / "report.html").read_text().startswith("<!doctype html>")
+    packaged = bundle_path(Path("demo"))
+    before = contents(packaged)
+    assert call(bundle_main, "report", "demo").stdout == "report.html\n"
+    assert contents(packaged) == before
+    assert (room / "report.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_signer_who_is_trusted_lets_the_bundle_choose(room: Path, call: Within) -> None:
