@@ -102,7 +102,8 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
     if left := [part for part in PARTS if part not in measured]:
         sections.append("## Not measured yet\n\n" + "\n".join(f"- {part.title}: `{part.name}`" for part in left) + "\n")
     if measured:
-        sections.append(_provenance([each for part in measured for each in machines(outcomes[part.name])], packages))
+        shown = [each for part in measured for each in machines(outcomes[part.name]).values()]
+        sections.append(_provenance(shown, packages))
     return "\n".join(filter(None, sections))
 
 
@@ -165,10 +166,10 @@ def _kernels(outcome: Outcome) -> str:
     return str((outcome.settings or {}).get("device", {}).get("kernels", ""))
 
 
-def machines(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The latest outcome of each kind of machine, by its name."""
+def machines(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
+    """The latest outcome of each kind of machine, by its name and in the names' order."""
     latest = {machine(each): each for each in reversed(outcomes)}
-    return [latest[name] for name in sorted(latest)]
+    return {name: latest[name] for name in sorted(latest)}
 
 
 def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
@@ -179,7 +180,7 @@ def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
     lines = [_row("", *order), "|---" * (len(order) + 1) + "|"]
     for name, key in GLANCE:
         figure = next(each for each in parts[name].figures if each.key == key)
-        by_machine = {machine(each): each for each in machines(outcomes.get(name, []))}
+        by_machine = machines(outcomes.get(name, []))
         cells = [figure.text(by_machine[each]) if each in by_machine else "" for each in order]
         if any(cells):
             title = f"[{parts[name].title}](#{anchor(parts[name].title)})"
@@ -188,7 +189,7 @@ def _glance(outcomes: Mapping[str, Sequence[Outcome]]) -> str:
 
 
 def _section(part: Part, outcomes: Sequence[Outcome]) -> str:
-    columns = machines(outcomes)
+    columns = machines(outcomes).values()
     lines = [_row("", *(generation(each) for each in columns)), "|---" * (len(columns) + 1) + "|"]
     for figure in part.figures:
         cells = [figure.text(each) for each in columns]

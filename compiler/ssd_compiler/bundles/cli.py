@@ -11,7 +11,7 @@ import typer
 
 from ssd_artifacts.bundle import require_free_out
 from ssd_artifacts.files import clear_leftovers, write_atomically, write_lock
-from ssd_artifacts.manifest import MANIFEST, REPORT_PAGE
+from ssd_artifacts.manifest import REPORT_PAGE
 from ssd_artifacts.sharing.archive import archive_bytes, pack
 from ssd_artifacts.sharing.departing import departing
 from ssd_artifacts.sharing.hub import push_to_hub
@@ -238,13 +238,14 @@ def adopt_(
 def report(
     bundle: BundleArgument,
     out: Annotated[
-        Path | None, typer.Option(help=f"The page; {REPORT_PAGE} by default, in the bundle if that is a folder.")
+        Path | None,
+        typer.Option(help=f"The page; BUNDLE/{REPORT_PAGE} by default; {REPORT_PAGE} where BUNDLE is no folder."),
     ] = None,
 ) -> None:
     """Make a bundle's report again on this machine."""
     opened = open_bundle(bundle)
-    # Folders of the package and of the cache are no place for a user's page.
-    own = opened.folder if (Path(bundle) / MANIFEST).is_file() else Path()
+    # Elsewhere the folder is the package's or the cache's, which are no place for a user's page.
+    own = opened.folder if opened.folder == Path(bundle) else Path()
     page = out if out is not None else own / REPORT_PAGE
     write_atomically(page, html_report(opened.bundle))
     print(page)
