@@ -176,6 +176,7 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(
             assert (response.status, response.headers["Retry-After"]) == (503, "1")
             assert json.loads(response.read())["error"]["code"] == "overloaded"
             assert ended(late)
+            wait_until(lambda: closed(late), "the server forgets it")
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.REFUSAL_SECONDS", 60.0)
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.MOST_REFUSED", 4)
     refused = [socket.create_connection(address, timeout=60) for _ in range(9)]
