@@ -8,7 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.domain_config import Count, Finite, Speedup
 from ssd_compiler.data.prompts import DomainPrompts
 from ssd_compiler.search.stage import measured_on
 from ssd_compiler.stages import Stages
@@ -23,6 +26,21 @@ MOST_PROMPTS = 8
 """Most prompts of a domain: each is decoded twice more."""
 
 
+class _Added(BaseModel):
+    prompts: Count
+    speedup: Speedup
+    interval: tuple[Finite, Finite]
+
+
+class _Figures(BaseModel):
+    domain: str
+    added: _Added | None = None
+
+
+class _Report(BaseModel):
+    domains: list[_Figures]
+
+
 def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPrompts], latency: LatencyTable) -> Bundle:
     """The bundle with what it adds in its report, per new domain, from prompts that the search never saw.
 
@@ -30,7 +48,7 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
     for a mask as well, so that a mask which pays by itself may add nothing.
     """
     assert bundle.report is not None, "a compile writes one"
-    report, before = json.loads(bundle.report), _added_before(stages.base)
+    report, before = json.loads(bundle.report), added_before(stages.base)
     for figures in report["domains"]:
         if figures["domain"] in before:
             figures["added"] = before[figures["domain"]]
@@ -47,13 +65,15 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
     return replace(bundle, report=json.dumps(report, indent=1))
 
 
-def _added_before(base: Bundle | None) -> dict[str, Any]:
+def added_before(base: Bundle | None) -> dict[str, Any]:
     """The figures `added` in a base's report, by domain; empty without a report that can be read."""
-    try:
-        domains = json.loads(base.report or "")["domains"] if base is not None else []
-        return {figures["domain"]: figures["added"] for figures in domains if "added" in figures}
-    except (ValueError, KeyError, TypeError):  # whoever made the base may have written anything
+    if base is None:
         return {}
+    try:
+        domains = _Report.model_validate_json(base.report or "").domains
+    except ValidationError:  # whoever made the base may have written anything
+        return {}
+    return {each.domain: each.added.model_dump() for each in domains if each.added is not None}
 
 
 def _added(bundle: Bundle, stages: Stages, prompts: DomainPrompts, latency: LatencyTable) -> dict[str, Any]:

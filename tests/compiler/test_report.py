@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ssd_artifacts.domain_config import LoadValidation
+from ssd_compiler.added import added_before
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import domain_summary, load_text
@@ -124,4 +125,16 @@ def test_the_report_is_of_the_device_of_the_latest_compile() -> None:
     for table in tables:
         report = json.dumps({"device": asdict(table.device), "domains": []})
         assert f"on {table.device.device}" in html_report(replace(both, report=report))
-    assert html_report(replace(both, report="[]"))
+    for report in ("[]", "[" * 100_000):
+        assert html_report(replace(both, report=report))
+
+
+def test_what_a_base_added_is_taken_over_if_it_is_figures() -> None:
+    added = {"prompts": 8, "speedup": 1.2, "interval": (1.1, 1.3)}
+    figures = {"domain": "one", "added": added | {"text": "x" * 100}, "verdict": "any"}
+    assert added_before(replace(bundle(), report=json.dumps({"domains": [figures, {"domain": "two"}]}))) == {
+        "one": added
+    }
+    wrong = json.dumps({"domains": [{"domain": "one", "added": "x"}]})
+    for report in (None, "[]", "[" * 100_000, wrong):
+        assert added_before(replace(bundle(), report=report)) == {}

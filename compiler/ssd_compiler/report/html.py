@@ -44,7 +44,7 @@ def _own_table(bundle: Bundle) -> LatencyTable | None:
     """The latencies of the device of the latest compile, else any; those of a base are from other devices."""
     try:
         device = json.loads(bundle.report or "{}").get("device")
-    except (ValueError, AttributeError):  # whoever made the bundle may have written anything
+    except (ValueError, AttributeError, RecursionError):  # whoever made the bundle may have written anything
         device = None
     tables = list(bundle.latency.values())
     return next((each for each in tables if asdict(each.device) == device), next(iter(tables), None))
