@@ -12,6 +12,7 @@ from ssd_profiles.errors import UserError
 
 SIGNATURE = "manifest.yaml.sig"
 """Signature of the manifest, and so of every file that the manifest lists."""
+MAX_SIGNATURE_BYTES = 64 << 10
 ORIGIN = "origin.yaml"
 """File that says where a bundle was pulled or unpacked from. It stays on the machine that received the bundle."""
 KEPT = frozenset({"README.md", ".gitattributes"})
@@ -28,7 +29,7 @@ IGNORED = frozenset({".git", ".cache", ".DS_Store"})
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a bundle's folder. Raises UserError when it is damaged or of another format version."""
     path = folder / MANIFEST
-    _require_inside(folder, path)
+    _require_unlinked(folder, path)
     data = read_yaml(path)
     # The version comes first, because a newer format may hold fields that this version would reject.
     version = data.get("format_version", FORMAT_VERSION) if isinstance(data, dict) else FORMAT_VERSION
@@ -41,17 +42,22 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:
-    """Raise UserError if a file of the bundle is missing, altered, a link out of the folder, or not listed."""
+    """Raise UserError if a file of the bundle is missing, altered, a link or not listed, or the signature is none."""
     listed = set(manifest.files) - {REPORT_PAGE}
     present = present_files(folder)
     for name in sorted(listed - present):
         raise UserError(f"{folder / name}: missing from the bundle; copy it again or compile it again")
     for name in sorted(present - listed - UNLISTED - {MANIFEST}):
         raise UserError(f"{folder / name}: not listed in the bundle's manifest; remove it")
+    # It travels with the bundle, and no hash of the manifest says what is in it.
+    signature = folder / SIGNATURE
+    _require_unlinked(folder, signature)
+    if signature.is_file() and signature.stat().st_size > MAX_SIGNATURE_BYTES:
+        raise UserError(f"{signature}: too large to be a signature; remove it, or fetch the bundle again")
     for name in sorted(listed):
         file = folder / name
         entry = manifest.files[name]
-        _require_inside(folder, file)
+        _require_unlinked(folder, file)
         # A link may lead to a device, and reading a device may never end.
         if not file.is_file():
             raise UserError(f"{file}: not a file, or a link to nothing; copy the bundle again")
@@ -77,8 +83,8 @@ def carry_over(old: Path, new: Path) -> None:
             shutil.copy2(old / name, new / name)
 
 
-def _require_inside(folder: Path, file: Path) -> None:
-    """Raise UserError for a link that leads out of the folder.
+def _require_unlinked(folder: Path, file: Path) -> None:
+    """Raise UserError for a link.
 
     A snapshot in the cache of the Hub's client is made of links to its blobs, which are fine.
     """
@@ -88,8 +94,6 @@ def _require_inside(folder: Path, file: Path) -> None:
         target = file.resolve()
     except (OSError, RuntimeError):
         target = Path("/")
-    homes = [folder.resolve()]
-    if homes[0].parent.name == "snapshots":
-        homes.append(homes[0].parent.parent / "blobs")
-    if not any(target.is_relative_to(home) for home in homes):
+    snapshots = folder.resolve().parent
+    if snapshots.name != "snapshots" or not target.is_relative_to(snapshots.parent / "blobs"):
         raise UserError(f"{file}: not a file but a link out of the bundle; copy the bundle again")

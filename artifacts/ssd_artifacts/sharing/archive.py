@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ssd_artifacts.files import new_file
-from ssd_artifacts.integrity import SIGNATURE, check_files, read_manifest
+from ssd_artifacts.integrity import MAX_SIGNATURE_BYTES, SIGNATURE, check_files, read_manifest
 from ssd_artifacts.manifest import MANIFEST, REPORT_PAGE
 from ssd_artifacts.texts import MAX_TEXT_BYTES
 from ssd_profiles.errors import UserError
 
-MAX_SIGNATURE_BYTES = 64 << 10
 _CHUNK = 1 << 20
 
 

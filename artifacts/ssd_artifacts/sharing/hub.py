@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ssd_artifacts.bundle import EXITS, SUCCESSORS
-from ssd_artifacts.integrity import SIGNATURE, read_manifest
+from ssd_artifacts.integrity import MAX_SIGNATURE_BYTES, SIGNATURE, read_manifest
 from ssd_artifacts.manifest import MANIFEST, REPORT, REPORT_PAGE
-from ssd_artifacts.sharing.archive import MAX_SIGNATURE_BYTES, travelling_files
+from ssd_artifacts.sharing.archive import travelling_files
 from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_artifacts.sharing.reference import Reference, client_errors
 from ssd_artifacts.texts import MAX_TEXT_BYTES

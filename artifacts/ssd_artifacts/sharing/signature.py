@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ssd_artifacts.integrity import SIGNATURE, check_files, read_manifest
+from ssd_artifacts.integrity import MAX_SIGNATURE_BYTES, SIGNATURE, check_files, read_manifest
 from ssd_artifacts.manifest import MANIFEST
-from ssd_artifacts.sharing.archive import MAX_SIGNATURE_BYTES
 from ssd_profiles.errors import UserError, first_line
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.integrity import ORIGIN
+from ssd_artifacts.integrity import MAX_SIGNATURE_BYTES, ORIGIN, SIGNATURE
 from ssd_artifacts.manifest import MANIFEST, REPORT_PAGE
 from ssd_artifacts.sharing.archive import archive_bytes, pack, unpack
+from ssd_artifacts.sharing.departing import departing
 from ssd_artifacts.sharing.opening import open_bundle
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle
@@ -98,6 +99,21 @@ def test_a_damaged_bundle_is_not_packed(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="altered"):
         pack(saved, tmp_path / "bundle.ssd.tar")
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+@pytest.mark.parametrize("target", ["../private", ".git/config", None])
+def test_only_a_signature_is_packed_as_one(saved: Path, tmp_path: Path, target: str | None) -> None:
+    """Its content is in no manifest, so that a link in its place would send any file."""
+    if target is None:
+        (saved / SIGNATURE).write_bytes(bytes(MAX_SIGNATURE_BYTES + 1))
+    else:
+        (saved / target).parent.mkdir(exist_ok=True)
+        (saved / target).write_text("secret")
+        (saved / SIGNATURE).symlink_to(target)
+    with pytest.raises(UserError, match=SIGNATURE):
+        pack(saved, tmp_path / "bundle.ssd.tar")
+    with pytest.raises(UserError, match=SIGNATURE), departing(saved, strip=False, private_key=None):
+        pass
 
 
 def first_replaced(**attributes: object) -> Callable[[Members], Members]:
