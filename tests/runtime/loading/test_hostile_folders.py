@@ -164,6 +164,10 @@ REFUSED: Mapping[str, tuple[Change, str]] = {
     "endless weights": (link("model.safetensors", "/dev/zero"), "has neither model.safetensors nor an index"),
     "a pipe": (pipe("special_tokens_map.json"), "special_tokens_map.json is not a file"),
     "a pipe for a config": (pipe("config.json"), "has no config.json"),
+    "a pipe for an index": (
+        lambda folder: (index("inside.safetensors")(folder), pipe("model.safetensors.index.json")(folder)),
+        "model.safetensors.index.json is not a file",
+    ),
     "a link to nothing": (link("added_tokens.json", "nowhere"), "added_tokens.json is not a file"),
     "a shard outside": (index("../outside.safetensors"), "names '../outside.safetensors'"),
     "a shard by its path": (index("/etc/passwd"), "names '/etc/passwd'"),

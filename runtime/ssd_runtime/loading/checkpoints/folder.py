@@ -54,6 +54,8 @@ def read_settings(spec: str, path: Path) -> dict[str, Any]:
     """The object of a JSON file; empty if there is no such file. Raises UserError if it is anything else."""
     if not path.exists():
         return {}
+    if not path.is_file():  # reading a pipe may never end
+        raise UserError(f"{spec}: {path.name} is not a file; {ADVICE}")
     if path.stat().st_size > MOST_CONFIG_BYTES:
         raise UserError(f"{spec}: {path.name} is larger than {MOST_CONFIG_BYTES >> 20} MiB; {ADVICE}")
     try:
