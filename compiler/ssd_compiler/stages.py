@@ -72,10 +72,15 @@ class Stages:
         if self.base is not None:
             shape = self.decoder.shape
             self.base.require_model(self.fingerprint, shape.hidden, shape.vocabulary, str(self.settings.base))
-            if self.base.model.dtype != self.fingerprint.dtype:
+            known, model = self.base.model, self.fingerprint
+            if known.quantization != model.quantization:
                 raise UserError(
-                    f"{self.settings.base}: compiled in {self.base.model.dtype}, the model is loaded in "
-                    f"{self.fingerprint.dtype}; give --dtype"
+                    f"{self.settings.base}: compiled for weights in {known.quantization or 'no quantisation'}, the model "
+                    f"has {model.quantization or 'none'}; give the bundle's own model, or use ssd-bundle adopt"
+                )
+            if known.dtype != model.dtype:
+                raise UserError(
+                    f"{self.settings.base}: compiled in {known.dtype}, the model is loaded in {model.dtype}; give --dtype"
                 )
 
     def latency(self) -> LatencyTable:

@@ -151,3 +151,11 @@ def test_a_coarse_table_is_used_if_asked_for_and_never_kept(stages: Stages) -> N
     assert bundled(stages, table).latency == {}
     sound = replace(latency_table(4), device=device_key(stages.decoder))
     assert list(bundled(stages, sound).latency) == [sound.device.slug()]
+
+
+def test_a_base_of_another_quantisation_is_not_extended(stages: Stages) -> None:
+    """Its domains' acceptance would pass for one that was measured on these weights."""
+    made = bundle()
+    base = replace(made, model=made.model.model_copy(update={"quantization": "packed Q4_0"}))
+    with pytest.raises(UserError, match="compiled for weights in packed Q4_0, the model has none"):
+        replace(stages, base=base)
