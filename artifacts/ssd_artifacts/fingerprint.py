@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -147,18 +148,17 @@ class WeightHashes:
     sample: str
 
 
-def weight_hashes(files: Sequence[Path], full: bool = True) -> WeightHashes:
+def weight_hashes(files: Sequence[Path], full: bool = True, cached: bool = True) -> WeightHashes:
     """Hash the tensors of a safetensors checkpoint by name, so that sharding does not matter.
 
     The full hash reads every byte; it is cached by path, size and modification time. Without `full` it is the cached
-    one, or empty. Raises UserError when a file is not safetensors.
+    one, or empty; without `cached` files are read in any case. Raises UserError when a file is not safetensors.
     """
     memory = cache_folder() / "weight_hashes" / f"{_sha256(json.dumps(_identity(files)))}.json"
-    try:
-        known = json.loads(memory.read_text())
-        return WeightHashes(known["full"], known["sample"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
+    if cached:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = json.loads(memory.read_text())
+            return WeightHashes(known["full"], known["sample"])
     tensors = sorted((tensor for file in files for tensor in _tensors(file)), key=lambda tensor: tensor.name)
     sample = hashlib.sha256()
     for tensor in tensors:
@@ -177,15 +177,14 @@ def weight_hashes(files: Sequence[Path], full: bool = True) -> WeightHashes:
     return hashes
 
 
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file. It is cached by path, size and modification time."""
+def file_digest(path: Path, cached: bool = True) -> str:
+    """SHA-256 of a file. It is cached by path, size and modification time; without `cached` the file is read."""
     memory = cache_folder() / "file_hashes" / f"{_sha256(json.dumps(_identity([path])))}.txt"
-    try:
-        known = memory.read_text(encoding="ascii")
-        if len(known) == 64:
-            return known
-    except (OSError, ValueError):
-        pass
+    if cached:
+        with suppress(OSError, ValueError):
+            known = memory.read_text(encoding="ascii")
+            if len(known) == 64:
+                return known
     found = sha256_file(path)
     remember(memory, found)
     return found

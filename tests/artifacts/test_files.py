@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ssd_artifacts.files import new_folder, write_atomically
-from ssd_artifacts.fingerprint import config_sha256, file_digest, tokenizer_sha256, weight_hashes
+from ssd_artifacts.fingerprint import WeightHashes, config_sha256, file_digest, tokenizer_sha256, weight_hashes
 from ssd_profiles.errors import UserError
 
 
@@ -117,6 +117,17 @@ def test_a_file_that_is_rewritten_in_place_is_read_again(tmp_path: Path) -> None
     assert size == same_size
     assert full != other_full
     assert digest != other_digest
+
+
+def test_what_is_verified_is_read_whatever_is_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    found = list[tuple[WeightHashes, str]]()
+    for added in range(2):
+        save_file({name: values + added for name, values in TENSORS.items()}, path)
+        os.utime(path, ns=(1, 1))
+        found.append((weight_hashes([path], cached=False), file_digest(path, cached=False)))
+    assert found[0][0].full != found[1][0].full
+    assert found[0][1] != found[1][1]
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.fingerprint import SLICE_BYTES
 from ssd_artifacts.integrity import ORIGIN, SIGNATURE
 from ssd_artifacts.reference_bundle import bundle_path
+from ssd_artifacts.safetensors_header import read_header
 from ssd_compiler.bundles.cli import main as bundle_main
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.commands.run import main as run_main
@@ -126,6 +129,18 @@ def test_a_signer_who_is_trusted_lets_the_bundle_choose(room: Path, call: Within
     _, other = key_pair(room, "other")
     assert "not signed by" in one_line(call(bundle_main, "verify", "signed", "--require-signature", str(other)))
     assert "signed by mine.pub" in call(bundle_main, "verify", "signed", *trusting[2:], "--model", "model").stdout
+
+
+def test_verify_reads_the_weights_whatever_is_remembered(room: Path, call: Within) -> None:
+    weights = room / "copied" / "model.safetensors"
+    shutil.copytree(room / "model", weights.parent)
+    assert "all weights match" in call(bundle_main, "verify", "bundle", "--model", "copied").stdout
+    largest = max(read_header(weights).values(), key=lambda tensor: tensor.nbytes)
+    content, seen = bytearray(weights.read_bytes()), weights.stat()
+    content[largest.offset + SLICE_BYTES] ^= 1  # after the first slice that loading looks at
+    weights.write_bytes(content)
+    os.utime(weights, ns=(seen.st_atime_ns, seen.st_mtime_ns))
+    assert "made from other weights" in one_line(call(bundle_main, "verify", "bundle", "--model", "copied"))
 
 
 def test_strip_leaves_out_what_the_bundle_can_do_without(room: Path, call: Within) -> None:

@@ -285,7 +285,7 @@ def _verify_model(opened: OpenedBundle, model: str) -> None:
     from ssd_runtime.loading.models import load_model, weights_of
 
     known = opened.bundle.model
-    loaded = load_model(model, "cpu", None, weights_of(opened.bundle, model)).fingerprint(full=True)
+    loaded = load_model(model, "cpu", None, weights_of(opened.bundle, model)).fingerprint(full=True, cached=False)
     known.require_same_model(loaded, opened.where)
     if known.weights_sha256 != loaded.weights_sha256:
         raise UserError(f"{opened.where}: made from other weights than those of {model}; give the bundle's own model")

@@ -82,8 +82,8 @@ class LoadedModel:
             raise UserError("model: is in training mode; call its eval() first")
         return cls(model, tokenizer, None)
 
-    def fingerprint(self, full: bool = False) -> ModelFingerprint:
-        """Compute the model's fingerprint; with `full`, hash all weights, once per file.
+    def fingerprint(self, full: bool = False, cached: bool = True) -> ModelFingerprint:
+        """Compute the model's fingerprint; with `full`, hash all weights, once per file, or again without `cached`.
 
         Raises UserError when the files of a model that the user loaded cannot be found.
         """
@@ -92,10 +92,10 @@ class LoadedModel:
         if not source.name.isprintable():
             raise UserError(f"{printable(source.name)}: no bundle can name such a place; rename it, without odd spaces")
         if source.gguf is not None:
-            digest = gguf_digest(source.gguf)
+            digest = gguf_digest(source.gguf, cached)
             hashes = WeightHashes(digest, digest)
         else:
-            hashes = weight_hashes(weight_files(source.folder), full)
+            hashes = weight_hashes(weight_files(source.folder), full, cached)
         return ModelFingerprint(
             name=source.name,
             revision=source.revision,

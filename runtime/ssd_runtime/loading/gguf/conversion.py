@@ -28,9 +28,9 @@ KEPT = "model.gguf"
 """Name of the file beside its settings, where it is kept there."""
 
 
-def gguf_digest(index: GgufIndex) -> str:
-    """SHA-256 of a file, or of the digests of its parts."""
-    digests = [file_digest(path) for path in index.paths]
+def gguf_digest(index: GgufIndex, cached: bool = True) -> str:
+    """SHA-256 of a file, or of the digests of its parts; `cached` as for `file_digest`."""
+    digests = [file_digest(path, cached) for path in index.paths]
     return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
