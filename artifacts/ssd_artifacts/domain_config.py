@@ -105,6 +105,7 @@ class Choice(BaseModel):
     draft_length: int = Field(gt=0, le=64)
     threshold: Share
     predicted_speedup: Speedup
+    """0 in a bundle that was adopted for another model, which nobody predicted it for."""
 
 
 class LoadValidation(BaseModel):
@@ -192,7 +193,7 @@ class DomainConfig(BaseModel):
     """None when no mask was evaluated."""
     oracle_speedup: Speedup
     """Best speed-up of any evaluated mask on the compiling device if every draft stopped just before its first wrong
-    token."""
+    token; 0 in an adopted bundle."""
     pays: bool
     """Whether validation was faster than plain decoding, beyond doubt: by the lower end of its interval."""
     validation: Validation | None

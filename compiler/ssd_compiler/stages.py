@@ -75,12 +75,13 @@ class Stages:
             known, model = self.base.model, self.fingerprint
             if known.quantization != model.quantization:
                 raise UserError(
-                    f"{self.settings.base}: compiled for weights in {known.quantization or 'no quantisation'}, the model "
-                    f"has {model.quantization or 'none'}; give the bundle's own model, or use ssd-bundle adopt"
+                    f"{self.settings.base}: compiled for weights in {known.quantization or 'no quantisation'}, the "
+                    f"model has {model.quantization or 'none'}; give the bundle's own model, or use ssd-bundle adopt"
                 )
             if known.dtype != model.dtype:
                 raise UserError(
-                    f"{self.settings.base}: compiled in {known.dtype}, the model is loaded in {model.dtype}; give --dtype"
+                    f"{self.settings.base}: compiled in {known.dtype}, the model is loaded in {model.dtype}; "
+                    "give --dtype"
                 )
 
     def latency(self) -> LatencyTable:

@@ -29,22 +29,33 @@ class AcceptanceProfile:
     thresholds: tuple[float, ...] = THRESHOLDS
 
     @classmethod
-    def of_traces(cls, traces: Sequence[Trace]) -> AcceptanceProfile:
+    def of_traces(
+        cls,
+        traces: Sequence[Trace],
+        draft_lengths: Sequence[int] = DRAFT_LENGTHS,
+        thresholds: Sequence[float] = THRESHOLDS,
+    ) -> AcceptanceProfile:
         """Compute the profile of several traces, each replayed from its start."""
         positions = sum(len(trace.matches) for trace in traces)
         if not positions:
             raise ValueError("an acceptance profile needs at least one position")
-        shape = (len(DRAFT_LENGTHS), len(THRESHOLDS))
+        shape = (len(draft_lengths), len(thresholds))
         tokens = np.zeros(shape)
         steps = np.zeros(shape)
-        for row, length in enumerate(DRAFT_LENGTHS):
-            for column, threshold in enumerate(THRESHOLDS):
+        for row, length in enumerate(draft_lengths):
+            for column, threshold in enumerate(thresholds):
                 replays = [replay(trace, length, threshold) for trace in traces]
                 cycles = sum(replay.cycles for replay in replays)
                 tokens[row, column] = sum(replay.tokens for replay in replays) / cycles
                 steps[row, column] = sum(replay.steps for replay in replays) / cycles
         agreement = sum(int(trace.matches.sum()) for trace in traces) / positions
-        return cls(agreement, tokens, steps)
+        return cls(
+            token_agreement=agreement,
+            tokens=tokens,
+            steps=steps,
+            draft_lengths=tuple(draft_lengths),
+            thresholds=tuple(thresholds),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from tests.commands import COMPILE, Done, Within, command
 from tests.damage import contents
 from tests.folders import TEXTS, save_tiny_model
 from tests.keys import key_pair
+from tests.own_code import edited
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +186,34 @@ def test_a_fine_tune_adopts_a_bundle(room: Path, call: Within) -> None:
     assert adopted.model.name == str(room / "tuned")
     assert adopted.domains["rivers"].validation is None
     assert not adopted.domains["rivers"].pays
+    assert adopted.domains["rivers"].choice.predicted_speedup == adopted.domains["rivers"].oracle_speedup == 0
+    assert adopted.domains["rivers"].search.evaluations == 0
+    assert adopted.latency
+    assert "predicted" not in call(bundle_main, "inspect", "adopted").stdout
     plain = tokens(call(run_main, "--model", "tuned", "--strategy", "plain", *QUESTION))
     drafted = call(run_main, "--artifact", "adopted", "--strategy", "knn", *QUESTION)
     assert tokens(drafted) == plain
     assert json.loads(drafted.stdout.splitlines()[0])["draft_acceptance_rate"] > 0
+
+
+def test_acceptance_on_any_grid_is_measured_anew_where_the_model_contradicts_it(room: Path, call: Within) -> None:
+    given = Bundle.load(room / "bundle")
+    rivers = given.domains["rivers"]
+    grid = {"draft_lengths": [2, 4], "thresholds": [0.1], "tokens": [[1.0], [1.0]], "steps": [[2.0], [4.0]]}
+    entries = [entry.model_copy(update={**grid, "token_agreement": 0.0}) for entry in rivers.frontier]
+    choice = rivers.choice.model_copy(update={"draft_length": 4, "threshold": 0.1})
+    given.domains["rivers"] = rivers.model_copy(update={"frontier": entries, "choice": choice})
+    given.save(room / "foreign")
+    shutil.copytree(room / "tuned", room / "longer")
+    edited(room / "longer", "config.json", max_position_embeddings=1024)
+    measured = ("--prompts", "rivers.jsonl", "--seconds", "2", "--out", "anew")
+    done = call(bundle_main, "adopt", "foreign", "--model", "longer", *measured)
+    assert "acceptance measured anew" in done.stdout, done.stderr
+    adopted = Bundle.load(room / "anew")
+    entry = adopted.domains["rivers"].frontier[choice.entry]
+    assert (entry.draft_lengths, entry.thresholds) == ([2, 4], [0.1])
+    assert entry.tokens[0][0] > 1
+    assert adopted.latency == {}, "another config, whose times may be others"
 
 
 def test_a_bundle_that_is_not_adopted_says_why(room: Path, call: Within, monkeypatch: pytest.MonkeyPatch) -> None:

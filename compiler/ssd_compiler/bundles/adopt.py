@@ -13,13 +13,13 @@ from time import perf_counter
 import numpy as np
 
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_config import DomainConfig, FrontierEntry
+from ssd_artifacts.domain_config import DomainConfig, FrontierEntry, SearchCost
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
 from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import DRAFT_BLOCK
-from ssd_profiles.acceptance import DRAFT_LENGTHS, THRESHOLDS, AcceptanceProfile, Trace
+from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
@@ -66,9 +66,10 @@ def adopt(
 ) -> tuple[Bundle, list[AdoptedMask]]:
     """Measure the masks' agreement on the loaded model for about `seconds`; returns a bundle of that model.
 
-    Acceptance is a prior: nothing was timed, so no domain pays by itself, and `auto` finds out. Exit heads are left
-    out, since they were fitted to other weights, and token pairs where the tokenizer differs. Raises UserError when the
-    model is the bundle's own, when sizes differ, or when no domain's mask fits.
+    Acceptance is a prior: nothing was searched or timed, so no domain pays by itself, and `auto` finds out. Exit heads
+    are left out, since they were fitted to other weights, latencies where the config differs, and token pairs where the
+    tokenizer does. Raises UserError when the model is the bundle's own, when sizes differ, or when no domain's mask
+    fits.
     """
     fingerprint = loaded.fingerprint(full=True)
     _require_same_sizes(bundle, fingerprint, loaded.model.config.hidden_size, where)
@@ -76,6 +77,7 @@ def adopt(
         raise UserError(
             f"{where}: it serves {fingerprint.name} as it is; give it with --model, there is nothing to adopt"
         )
+    same_config = bundle.model.config_sha256 == fingerprint.config_sha256
     same_tokenizer = bundle.model.tokenizer_sha256 == fingerprint.tokenizer_sha256
     known = [name for name, config in bundle.domains.items() if config.choice is not None]
     if not known:
@@ -101,6 +103,7 @@ def adopt(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         model=fingerprint,
         domains={name: domains.get(name) or _untimed(config) for name, config in bundle.domains.items()},
+        latency=bundle.latency if same_config else {},
         report=None,
         exits=None,
         successors=bundle.successors if same_tokenizer else None,
@@ -171,7 +174,8 @@ def _measured(config: DomainConfig, samples: Sequence[Sample], decoder: Decoder)
     for index, entry in enumerate(config.frontier):
         traces = replay_mask(decoder, reference, entry.sub_layer_plan(layers), DRAFT_BLOCK)
         measured, positions, kept = _compared(entry, traces)
-        profile = entry.profile() if kept else AcceptanceProfile.of_traces(traces)
+        grid = entry.draft_lengths, entry.thresholds  # the domain's choice is one of these
+        profile = entry.profile() if kept else AcceptanceProfile.of_traces(traces, *grid)
         entries.append(FrontierEntry.of(entry.sub_layer_plan(layers), entry.origin, profile, entry.draft_cost))
         if index == config.choice.entry:
             chosen = AdoptedMask(config.name, entry.token_agreement, measured, positions, kept)
@@ -180,18 +184,16 @@ def _measured(config: DomainConfig, samples: Sequence[Sample], decoder: Decoder)
 
 
 def _compared(entry: FrontierEntry, traces: Sequence[Trace]) -> tuple[float, int, bool]:
-    """Measured agreement, positions, and whether the compiled acceptance is kept.
-
-    It is if the agreements lie within `DOUBTS` standard errors, or if it was compiled for other draft lengths and
-    thresholds, which the domain's choice is one of.
-    """
+    """Measured agreement, positions, and whether the compiled one lies within `DOUBTS` standard errors of it."""
     matches = np.concatenate([trace.matches for trace in traces])
     measured = float(matches.mean())
     error = float(np.sqrt(max(entry.token_agreement * (1 - entry.token_agreement), 0.01) / len(matches)))
-    ours = tuple(entry.draft_lengths) == DRAFT_LENGTHS and tuple(entry.thresholds) == THRESHOLDS
-    return measured, len(matches), not ours or abs(measured - entry.token_agreement) <= DOUBTS * error
+    return measured, len(matches), abs(measured - entry.token_agreement) <= DOUBTS * error
 
 
 def _untimed(config: DomainConfig) -> DomainConfig:
-    """The domain as if nobody had timed it, and without exits."""
-    return config.model_copy(update={"pays": False, "validation": None, "exit": None})
+    """The domain as if nobody had searched or timed it, and without exits."""
+    unknown = {"pays": False, "validation": None, "exit": None, "oracle_speedup": 0.0}
+    choice = config.choice and config.choice.model_copy(update={"predicted_speedup": 0.0})
+    search = SearchCost(seconds=0, evaluations=0, target_forwards=0)
+    return config.model_copy(update={**unknown, "choice": choice, "search": search})

@@ -85,7 +85,8 @@ def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
     if summary["lighter"]:
         counts = " and ".join(f"{count} parts in {bits} bits" for bits, count in summary["lighter"].items())
         yield f"  lighter   {counts} (░ 8, ▒ 4), of {len(mask) + 1} with the head"
-    yield f"  predicted {config.choice.predicted_speedup:.2f}x at {config.context} tokens of context"
+    if config.choice.predicted_speedup:
+        yield f"  predicted {config.choice.predicted_speedup:.2f}x at {config.context} tokens of context"
     if config.validation is not None:
         timed = config.validation
         low, high = timed.speedup_interval

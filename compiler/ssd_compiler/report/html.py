@@ -210,4 +210,4 @@ def _number(value: float | None) -> str:
 
 
 def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}x"
+    return f"{value:.2f}x" if value else "–"
