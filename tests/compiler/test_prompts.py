@@ -44,9 +44,13 @@ def parts(prompts: DomainPrompts) -> list[set[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("count", [6, 7, 20, 90])
-def test_the_three_sets_never_overlap(loaded: LoadedModel, tmp_path: Path, count: int) -> None:
+def test_the_three_sets_never_overlap(
+    loaded: LoadedModel, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trimming = "{% for message in messages %}user: {{ message.content | trim }}{% endfor %}"
+    monkeypatch.setattr(loaded.tokenizer, "chat_template", trimming)
     texts = [f"prompt {i}" for i in range(count)]
-    settings = own(tmp_path, texts + texts)
+    settings = own(tmp_path, texts + texts + [f"{text}\n" for text in texts])
     sets = parts(split_pool(read_pool("own", settings, loaded, lambda _: None), settings))
     assert all(sets)
     assert sum(map(len, sets)) == len(set.union(*sets)) <= count

@@ -37,7 +37,7 @@ def find_domains(
     Returns (name, path) of each domain, largest first, named NAME-1, NAME-2, …
     """
     [(name, path)] = settings.domain_files
-    every = list(dict.fromkeys(tuple(conversation(prompt)) for prompt in read_prompts(Path(path))))
+    every = [tuple(conversation(prompt)) for prompt in read_prompts(Path(path))]
     encoded = dict(fitting_prompts(name, every, loaded, DEFAULT_NEW_TOKENS))
     prompts = random.Random(settings.seed).sample(list(encoded), min(len(encoded), MOST_PROMPTS))
 

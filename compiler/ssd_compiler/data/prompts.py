@@ -75,8 +75,6 @@ def read_pool(name: str, settings: CompileSettings, loaded: LoadedModel, warn: W
         for way, (prompt, record) in enumerate(packaged_prompts(definition, wanted, warn)):
             asked[_user(prompt)] = _user(definition.ask(record, way))
         prompts = list(asked)
-    # Duplicates are dropped: one prompt must not serve both the search and the validation.
-    prompts = list(dict.fromkeys(prompts))
     random.Random(f"{settings.seed} {name}").shuffle(prompts)
     fitting = fitting_prompts(name, prompts, loaded, new_tokens)
     third = len(fitting) // 3
@@ -129,18 +127,22 @@ def out_of_domain_prompts(known: Sequence[str], loaded: LoadedModel) -> list[lis
 def fitting_prompts(
     name: str, prompts: list[Conversation], loaded: LoadedModel, new_tokens: int
 ) -> list[tuple[Conversation, list[int]]]:
-    """Encode the prompts and keep those that leave room for an answer in the model's context.
+    """Encode the prompts and keep those that leave room for an answer in the model's context, each once.
 
     Raises UserError when too few fit, or when the model's chat template rejects one.
     """
     limit = max_context(loaded.model.config) - new_tokens
+    # Texts that differ may be the same prompt to the model, and one must not serve both the search and the validation.
+    different: dict[tuple[int, ...], Conversation] = {}
     try:
-        fitting = [(prompt, ids) for prompt in prompts if len(ids := loaded.encode(prompt)) <= limit]
+        for prompt in prompts:
+            different.setdefault(tuple(loaded.encode(prompt)), prompt)
     except UserError as error:
         raise UserError(f"domain {name}: {error}") from None
+    fitting = [(prompt, list(ids)) for ids, prompt in different.items() if len(ids) <= limit]
     if len(fitting) < MIN_PROMPTS:
         raise UserError(
-            f"domain {name}: {len(prompts)} different prompts, of which {len(fitting)} fit this model's context; "
+            f"domain {name}: {len(different)} different prompts, of which {len(fitting)} fit this model's context; "
             f"at least {MIN_PROMPTS} are needed, so add some"
         )
     return fitting
