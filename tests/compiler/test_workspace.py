@@ -121,11 +121,11 @@ def test_a_failed_compile_leaves_its_finished_stages_and_nothing_else(tmp_path: 
     assert work.folder.exists() == finished
 
 
-def test_the_mixture_has_as_many_samples_of_each_domain() -> None:
+def test_the_mixture_has_as_many_samples_of_each_domain_in_turn() -> None:
     for sizes, share in (((8, 8), 4), ((8, 2), 2), ((9, 9, 1), 1), ((2, 2, 2, 2), 1)):
         domains = [[Sample([domain], [1, 2], {}, [])] * size for domain, size in enumerate(sizes)]
         assert [sample.prompt for sample in mixture_of(domains)] == [
-            [n] for n in range(len(sizes)) for _ in range(share)
+            [n] for _ in range(share) for n in range(len(sizes))
         ]
 
 

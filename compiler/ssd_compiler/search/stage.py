@@ -148,10 +148,13 @@ def measured_on(latency: LatencyTable) -> str:
 
 
 def mixture_of(domains: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """The samples that the mixture is searched on: equally many of each domain."""
+    """The samples that the mixture is searched on: equally many of each domain, one of each in turn.
+
+    A search looks at the first ones before it goes on with a mask, and every domain has to be among those.
+    """
     counts = [len(samples) for samples in domains]
     share = min(*counts, max(1, max(counts) // len(counts)))
-    return [sample for samples in domains for sample in samples[:share]]
+    return [sample for turn in zip(*(samples[:share] for samples in domains), strict=True) for sample in turn]
 
 
 def _config(
