@@ -82,5 +82,4 @@ def compile_bundle(
         with write_lock(out):
             require_replaceable(out)  # hours have passed; results stay for --resume
             bundle.save(out, page)
-        work.remove()
     return bundle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
-from ssd_artifacts.files import cache_folder, clear_leftovers, write_atomically, write_lock
+from ssd_artifacts.files import clear_leftovers, write_atomically, write_lock
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
 from ssd_compiler.settings import CompileSettings
@@ -20,6 +19,8 @@ from ssd_profiles.errors import UserError
 
 IDENTITY = "identity.json"
 """File that records the model, options and version of the stages."""
+LOCK = ".lock"
+"""File that the running compile has locked. It is beside the stages, since compiles may differ in their caches."""
 STAGES = 8
 """Version of the stages' results. It is raised whenever a stage stores something else."""
 
@@ -41,9 +42,10 @@ class NotFinished(Exception):  # noqa: N818 - an answer: somebody has to run the
 
 
 class Workspace:
-    """A folder beside the bundle-to-be with one JSON file per finished stage, deleted once the bundle is written.
+    """A folder beside the bundle-to-be with one JSON file per finished stage.
 
-    It is a context manager that excludes other compiles into the same bundle.
+    It is a context manager that excludes other compiles into the same bundle, and deletes the folder unless an error
+    ends the block after some stage.
     """
 
     def __init__(self, out: Path, settings: CompileSettings, resume: bool) -> None:
@@ -52,20 +54,17 @@ class Workspace:
         self._out = out
         self._settings = settings
         self._resume = resume
-        # A lock file has to persist, and would be litter beside the bundle; so it is in the user's cache.
-        place = hashlib.sha256(str(out).encode()).hexdigest()[:16]
-        self._lock = FileLock(cache_folder() / "locks" / f"{place}.lock")
+        self._lock = FileLock(self.folder / LOCK)
 
     def __enter__(self) -> Workspace:
         """Lock the workspace. Raises UserError when another compile into the same bundle is running."""
-        Path(self._lock.lock_file).parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)  # if it cannot be, that is known before the model is loaded
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise UserError(
                 f"{self._out}: another compile is writing this bundle; wait for it or give another --out"
             ) from None
-        self.folder.mkdir(parents=True, exist_ok=True)  # if it cannot be, that is known before the model is loaded
         with write_lock(self._out):
             clear_leftovers(self._out)
         return self
@@ -73,8 +72,8 @@ class Workspace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not any(self._stages()):
-            self.remove()
+        if kind is None or not any(self._stages()):
+            shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
 
     def begin(self, model: ModelFingerprint) -> None:
@@ -91,8 +90,9 @@ class Workspace:
                     "or omit --resume to begin afresh"
                 )
             return
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
+        for path in self.folder.glob("*"):
+            if path.name != LOCK:
+                path.unlink()
         write_atomically(begun, identity)
 
     def stage(self, name: str, compute: Callable[[], Any]) -> Any:
@@ -121,10 +121,6 @@ class Workspace:
         if not path.is_file():
             write_atomically(path, compute())
         return path
-
-    def remove(self) -> None:
-        """Delete the folder once the bundle is written."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _stages(self) -> Iterator[Path]:
         return (path for path in self.folder.glob("[!.]*") if path.name != IDENTITY)

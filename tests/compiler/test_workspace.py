@@ -65,8 +65,11 @@ def test_other_settings_are_not_resumed(tmp_path: Path, changed: str) -> None:
         begun(tmp_path, other, "another" if changed == "model" else "model", resume=True)
 
 
-def test_one_compile_at_a_time(tmp_path: Path) -> None:
-    with Workspace(tmp_path / "out", SETTINGS, resume=False):
+def test_one_compile_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever caches they use."""
+    with Workspace(tmp_path / "out", SETTINGS, resume=False) as work:
+        work.begin(fingerprint())
+        monkeypatch.setenv("SSD_CACHE", str(tmp_path.parent / "cache"))
         with (
             pytest.raises(UserError, match=r"out: another compile is writing"),
             Workspace(tmp_path / "out", SETTINGS, resume=True),
