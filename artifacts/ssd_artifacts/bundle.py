@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_artifacts.exits import ExitSet
@@ -15,7 +17,7 @@ from ssd_artifacts.integrity import UNLISTED, carry_over, check_files, present_f
 from ssd_artifacts.manifest import FIRST_FORMAT, FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
 from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
-from ssd_profiles.errors import UserError
+from ssd_profiles.errors import UserError, first_problem
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 
@@ -62,7 +64,8 @@ class Bundle:
     def save(self, path: Path, page: str | None = None) -> None:
         """Write the bundle to `path`, whole or not at all, with `page` beside it as report.html.
 
-        A bundle that stood there is replaced, except for the files in `KEPT`.
+        A bundle that stood there is replaced, except for the files in `KEPT`. Raises UserError for one beyond the
+        format's limits.
         """
         with new_folder(path) as folder:
             carry_over(path, folder)
@@ -76,17 +79,20 @@ class Bundle:
                 target = folder / name
                 target.parent.mkdir(exist_ok=True)
                 target.write_bytes(content)
-            manifest = Manifest(
-                format_version=self.format_version,
-                tool_version=self.tool_version,
-                created=self.created,
-                model=self.model,
-                domains=list(self.domains),
-                files={
-                    name: FileEntry(sha256=sha256_file(folder / name), bytes=len(content))
-                    for name, content in sorted(contents.items())
-                },
-            )
+            try:
+                manifest = Manifest(
+                    format_version=self.format_version,
+                    tool_version=self.tool_version,
+                    created=self.created,
+                    model=self.model,
+                    domains=list(self.domains),
+                    files={
+                        name: FileEntry(sha256=sha256_file(folder / name), bytes=len(content))
+                        for name, content in sorted(contents.items())
+                    },
+                )
+            except ValidationError as error:
+                raise UserError(f"{path}: no bundle holds this ({first_problem(error)}); put less into it") from None
             (folder / MANIFEST).write_text(to_yaml(manifest), encoding="utf-8")
             if page is not None:
                 (folder / REPORT_PAGE).write_text(page, encoding="utf-8")

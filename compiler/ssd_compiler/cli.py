@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle, require_free_out
 from ssd_artifacts.domain_config import MIXTURE
+from ssd_artifacts.manifest import MAX_DOMAINS
 from ssd_artifacts.sharing.opening import open_given
 from ssd_compiler.options import ClusterOptions, DomainOptions, SearchOptions, WriteOptions
 from ssd_compiler.progress import Reporter
@@ -133,6 +134,9 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
             raise UserError(
                 f"domain {name!r}: {settings.base} has this domain already; give others, or compile without --from"
             )
+    count = (settings.clusters or len(names)) + (len(base.domains) if base is not None else len(names) > 1)
+    if count > MAX_DOMAINS:
+        raise UserError(f"--domains: {count} domains in all; a bundle has {MAX_DOMAINS} at most, so give fewer")
     if base is not None and settings.exits and base.exits is not None:
         raise UserError(f"--exits: {settings.base} has exit heads already, which are kept; omit --exits")
     for name in settings.domains:

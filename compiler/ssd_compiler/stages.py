@@ -16,7 +16,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import MIXTURE, DomainConfig, ExitChoice
 from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.fingerprint import ModelFingerprint
-from ssd_artifacts.manifest import tool_version
+from ssd_artifacts.manifest import MAX_TABLES, tool_version
 from ssd_artifacts.successors import SuccessorSet
 from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.calibrate import Sample, continue_prompts, features_of, samples_of
@@ -82,6 +82,11 @@ class Stages:
                 raise UserError(
                     f"{self.settings.base}: compiled in {known.dtype}, the model is loaded in {model.dtype}; "
                     "give --dtype"
+                )
+            if len(self.base.latency.keys() | {device_key(self.decoder).slug()}) > MAX_TABLES:
+                raise UserError(
+                    f"{self.settings.base}: has {MAX_TABLES} latency tables, as many as a bundle may have, and none of "
+                    "this device; compile without --from"
                 )
 
     def latency(self) -> LatencyTable:

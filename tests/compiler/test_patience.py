@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.manifest import MAX_DOMAINS, MAX_TABLES
+from ssd_compiler.cli import _check
 from ssd_compiler.patience import LOOK_SECONDS, Patience
 from ssd_compiler.progress import Reporter, Tick
 from ssd_compiler.settings import CompileSettings
@@ -25,7 +27,7 @@ from ssd_runtime.profiling.latency import BusyMachineError, device_key
 from tests.bundles import bundle
 from tests.clocks import StandInMachine
 from tests.models import tiny_model
-from tests.tables import latency_table
+from tests.tables import DEVICE, latency_table
 
 MEASURING = 20.0
 """Seconds that a measurement takes."""
@@ -159,3 +161,19 @@ def test_a_base_of_another_quantisation_is_not_extended(stages: Stages) -> None:
     base = replace(made, model=made.model.model_copy(update={"quantization": "packed Q4_0"}))
     with pytest.raises(UserError, match="compiled for weights in packed Q4_0, the model has none"):
         replace(stages, base=base)
+
+
+def test_a_bundle_that_is_full_is_not_extended(stages: Stages, tmp_path: Path) -> None:
+    """Neither early nor after all work is its limit a traceback."""
+    made = bundle()
+    full = replace(made, latency={f"d{number}": made.latency[DEVICE.slug()] for number in range(MAX_TABLES)})
+    with pytest.raises(UserError, match="has 256 latency tables"):
+        replace(stages, base=full)
+    replace(stages, base=replace(full, latency={device_key(stages.decoder).slug(): None, **made.latency}))
+    many = {f"d{number}": made.domains["one"] for number in range(MAX_DOMAINS)}
+    with pytest.raises(UserError, match="257 domains in all"):
+        _check(CompileSettings("m", ("cnn",), base="b"), replace(made, domains=many), tmp_path / "out")
+    for beyond in (replace(made, domains=many | made.domains), replace(full, latency=full.latency | made.latency)):
+        with pytest.raises(UserError, match="no bundle holds this"):
+            beyond.save(tmp_path / "full")
+    assert not (tmp_path / "full").exists()
