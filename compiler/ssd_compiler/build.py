@@ -27,13 +27,13 @@ def compile_bundle(
     reporter: Reporter,
     make_crew: MakeCrew = Alone,
     patience: Patience = Patience(),
+    base: Bundle | None = None,
 ) -> Bundle:
     """Compile a bundle into `out`. With `resume`, finished stages of an earlier, killed compile are reused.
 
-    The crew of `make_crew` runs the steps of each domain: by default this process does, one after the other.
-    `patience` is for a machine that is too busy to be measured.
+    `base` is the bundle that `settings.base` names. The crew of `make_crew` runs the steps of each domain: by default
+    this process does, one after the other. `patience` is for a machine that is too busy to be measured.
     """
-    base = Bundle.load(Path(settings.base)) if settings.base is not None else None
     with Workspace(out, settings, resume) as work:
         with reporter.stage(f"load {settings.model}", None):
             weights = settings.weights or weights_of(base, settings.model, settings.device, settings.dtype)

@@ -76,7 +76,8 @@ def compile_(
         concurrency=search.loads,
     )
     max_wait_seconds = search.max_wait_seconds
-    _check(settings, opened.bundle if opened is not None else None, bundle.out)
+    base = opened.bundle if opened is not None else None
+    _check(settings, base, bundle.out)
     if cluster.workers is not None and cluster.ray is None:
         raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 
@@ -90,7 +91,9 @@ def compile_(
     if load.threads is not None:
         torch.set_num_threads(load.threads)
     patience = Patience(max_wait_seconds, search.coarse)
-    compiled = partial(compile_bundle, settings, bundle.out.resolve(), bundle.resume, Reporter(), patience=patience)
+    compiled = partial(
+        compile_bundle, settings, bundle.out.resolve(), bundle.resume, Reporter(), patience=patience, base=base
+    )
     try:
         with guard_memory("compiling", load.device or "this device"):
             if cluster.ray is None:

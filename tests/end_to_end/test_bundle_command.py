@@ -144,7 +144,9 @@ def test_verify_reads_the_weights_whatever_is_remembered(room: Path, call: Withi
     assert "made from other weights" in one_line(call(bundle_main, "verify", "bundle", "--model", "copied"))
 
 
-def test_strip_leaves_out_what_the_bundle_can_do_without(room: Path, call: Within) -> None:
+def test_strip_leaves_out_what_the_bundle_can_do_without(
+    room: Path, call: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
     call(bundle_main, "pack", "bundle", "--out", "s.ssd.tar", "--strip", "--key", "mine.pem")
     call(bundle_main, "unpack", "s.ssd.tar", "--out", "stripped")
     files = contents(room / "stripped")
@@ -155,12 +157,15 @@ def test_strip_leaves_out_what_the_bundle_can_do_without(room: Path, call: Withi
     trusting = call(run_main, "--artifact", "stripped", "--require-signature", "mine.pub", *QUESTION)
     assert tokens(trusting) == plain, "./model, from where the command runs"
     (room / "apples.jsonl").write_text((room / "rivers.jsonl").read_text().replace("river", "apple"))
+    load, loaded = Bundle.load, list[Path]()
+    monkeypatch.setattr(Bundle, "load", lambda path: (loaded.append(path), load(path))[1])
     joined = call(
         compile_main,
         *("--from", "stripped", "--model", "model", "--domain-file", "apples=apples.jsonl"),
         *("--evaluations", "8", "--out", "joined"),
     )
     assert joined.returncode == 0, joined.stderr
+    assert loaded == [Path("stripped")], "what was checked is extended, not what lies there later"
     assert set(Bundle.load(room / "joined").domains) == {"rivers", "apples"}
 
 
