@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ssd_profiles.printable import printable
 from ssd_runtime.commands.waiting import REFRESHES_PER_SECOND
 
 Tick = Callable[[], None]
@@ -32,11 +33,11 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Print information."""
-        self.console.print(text, markup=False, soft_wrap=True)
+        self.console.print(printable(text), markup=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning about something that the user may want to change."""
-        self.console.print(f"warning: {text}", style="yellow", markup=False, soft_wrap=True)
+        self.console.print(f"warning: {printable(text)}", style="yellow", markup=False, soft_wrap=True)
 
     def domains(self, names: Sequence[str], step: str = "") -> Iterator[str]:
         """Yield the names of domains, and print after each one about how long the others will take with this `step`.

@@ -25,11 +25,17 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def print_json(value: object) -> None:
+    """Print a line of JSON: characters as they are where the output is UTF-8, else as JSON's own escapes."""
+    readable = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    print(json.dumps(value, ensure_ascii=not readable), flush=True)
+
+
 def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
     """Print the end of an answer, and its comparison with plain decoding."""
     result = outcome.to_json()
     if as_json:
-        print(json.dumps(result, ensure_ascii=False), flush=True)
+        print_json(result)
     else:
         write("\n")
     if compare and not as_json:
@@ -40,7 +46,7 @@ def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
                 f"{result['speedup']:.2f}x"
             )
         same = "yes" if result["identical"] else result["divergence"] or "not compared"
-        print(f"[{result['id']}] {speed}, identical: {same}", file=sys.stderr)
+        print(f"[{printable(outcome.prompt.id)}] {speed}, identical: {same}", file=sys.stderr)
 
 
 def compared_table(outcomes: Sequence[Outcome], llama: LlamaCpp | None) -> None:
@@ -76,7 +82,7 @@ def report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
     """Print why a prompt has no answer."""
     if as_json:
         result = {"id": prompt.id, "category": prompt.category, "error": printable(message)}
-        print(json.dumps(result, ensure_ascii=False), flush=True)
+        print_json(result)
     else:
         write("\n")
         complain(message)
@@ -85,7 +91,9 @@ def report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
 def explain(outcome: Outcome) -> None:
     """Print each plan with where it began and what it brought."""
     routed = f"nearest domain {outcome.generation.domain}" if outcome.generation.domain else "no domain"
-    print(f"[{outcome.prompt.id}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr)
+    print(
+        f"[{printable(outcome.prompt.id)}] {outcome.generation.prompt_tokens} prompt tokens, {routed}", file=sys.stderr
+    )
     for reason, group in groupby(outcome.generation.cycles, key=lambda cycle: cycle.plan.reason):
         cycles = list(group)
         drafted = sum(cycle.num_draft_tokens for cycle in cycles)
@@ -103,7 +111,7 @@ def finish(summary: Summary, as_json: bool, quiet: bool, llama: LlamaCpp | None 
     if llama is not None:
         total["llama_cpp_tokens_per_second"] = llama.tokens_per_second
     if as_json:
-        print(json.dumps({"summary": total}), flush=True)
+        print_json({"summary": total})
     elif summary.compare and summary.total.prompts:
         print(summary.comparison, file=sys.stderr)
         rates = total["tokens_per_second"], total["plain_tokens_per_second"]

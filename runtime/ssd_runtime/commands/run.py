@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import printable
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.commands.command import closing, command_app, run_command
 from ssd_runtime.commands.groups import with_groups
@@ -271,4 +272,4 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
 
 
 def _note(line: str) -> None:
-    print(f"note: {line}", file=sys.stderr)
+    print(f"note: {printable(line)}", file=sys.stderr)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
 from importlib import import_module
+from io import BytesIO, TextIOWrapper
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ssd_compiler.bundles.cli import app as bundle_app
+from ssd_compiler.progress import Reporter
 from ssd_profiles.errors import UserError, require_packages
 from ssd_runtime.commands.command import (
     BAD_INPUT,
@@ -19,6 +25,8 @@ from ssd_runtime.commands.command import (
     run_command,
     run_guarded,
 )
+from ssd_runtime.commands.report import explain, report
+from ssd_runtime.commands.run import _note
 from ssd_runtime.weights.dtype_names import read_dtype
 
 COMMANDS = {
@@ -48,6 +56,37 @@ def test_what_is_wrong_is_said_in_one_line(end: str, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert said.startswith(f"error: {says}")
     assert said.count("\n") == 1
+
+
+def outcome(identity: str) -> Any:
+    return SimpleNamespace(
+        prompt=SimpleNamespace(id=identity),
+        generation=SimpleNamespace(domain=None, prompt_tokens=3, cycles=()),
+        to_json=lambda: {"id": identity, "speedup": None, "identical": True},
+    )
+
+
+def test_a_terminal_obeys_nothing_that_files_say(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "a\x1b[2Jb"
+    report(outcome(evil), as_json=False, compare=True)
+    explain(outcome(evil))
+    _note(evil)
+    Reporter(Console(file=sys.stderr)).note(evil)
+    Reporter(Console(file=sys.stderr)).warn(evil)
+    said = capsys.readouterr()
+    assert said.err.count("a?[2Jb") == 5
+    assert "\x1b" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("encoding", "written"), [("utf-8", '"né"'), ("ascii", '"n\\u00e9"'), ("latin-1", '"n\\u00e9"')]
+)
+def test_json_is_json_in_every_encoding(encoding: str, written: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = BytesIO()
+    monkeypatch.setattr(sys, "stdout", TextIOWrapper(output, encoding, errors="backslashreplace"))
+    report(outcome("né"), as_json=True, compare=False)
+    assert json.loads(output.getvalue())["id"] == "né"
+    assert written.encode() in output.getvalue()
 
 
 @pytest.mark.parametrize("write", ["print('x' * 9999)", "rich.console.Console().print('x ' * 9999)"])

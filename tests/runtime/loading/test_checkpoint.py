@@ -236,6 +236,7 @@ def test_a_layer_for_multi_token_prediction_is_loaded(
         (lambda tensors: only(tensors, lambda name: "mtp.fc" not in name), r"mtp\.fc\.weight is missing"),
         (lambda tensors: tensors | {"mtp.fc.weight": torch.ones(32, 32)}, r"mtp\.fc\.weight is of another shape"),
         (lambda tensors: tensors | {"mtp.layers.1.mlp.x": torch.ones(3)}, r"mtp\.layers\.1\.mlp\.x is unknown"),
+        (lambda tensors: tensors | {"mtp.\x1b[2J": torch.ones(3)}, r"mtp\.\?\[2J is unknown"),
         (lambda tensors: only(tensors, lambda name: not name.startswith("mtp.")), None),
     ],
 )

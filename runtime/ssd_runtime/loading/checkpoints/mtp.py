@@ -10,6 +10,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ssd_profiles.printable import printable
 from ssd_runtime.loading.checkpoints.checkpoint import read_files, read_tensors
 from ssd_runtime.model.layer.mtp import MtpModule
 
@@ -34,7 +35,7 @@ def add_mtp(spec: str, folder: Path, model: PreTrainedModel) -> tuple[str, ...]:
     if wrong:
         name = wrong[0]
         told = "unknown" if name not in expected else "missing" if name not in found else "of another shape"
-        return (f"the layer for multi-token prediction is not used, since its tensor {name} is {told}",)
+        return (f"the layer for multi-token prediction is not used, since its tensor {printable(name)} is {told}",)
     tensors = dict[str, Tensor]()
     for file in read_files(spec, folder):
         with safe_open(file, "pt") as opened:
