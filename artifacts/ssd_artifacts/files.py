@@ -89,6 +89,8 @@ def clear_leftovers(path: Path) -> None:
     """Remove what a killed `new_folder` left beside `path`; a folder that it had just moved away is moved back."""
     name = glob.escape(path.name)
     for moved in path.parent.glob(f".{name}.old.{SUFFIX}"):
+        if not set(moved.glob("*")) <= {moved / path.name}:
+            continue  # somebody's own
         if not path.exists() and (moved / path.name).exists():
             os.replace(moved / path.name, path)
         shutil.rmtree(moved, ignore_errors=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ssd_artifacts.files import new_folder, write_atomically
+from ssd_artifacts.files import clear_leftovers, new_folder, write_atomically
 from ssd_artifacts.fingerprint import WeightHashes, config_sha256, file_digest, tokenizer_sha256, weight_hashes
 from ssd_profiles.errors import UserError
 
@@ -128,6 +128,16 @@ def test_what_is_verified_is_read_whatever_is_remembered(tmp_path: Path) -> None
         found.append((weight_hashes([path], cached=False), file_digest(path, cached=False)))
     assert found[0][0].full != found[1][0].full
     assert found[0][1] != found[1][1]
+
+
+def test_a_users_own_folder_is_no_leftover(tmp_path: Path) -> None:
+    backup, leftover = tmp_path / ".out.old.20250101", tmp_path / ".out.old.abcdefgh"
+    (leftover / "out").mkdir(parents=True)
+    backup.mkdir()
+    (backup / "manifest.yaml").write_text("mine")
+    clear_leftovers(tmp_path / "out")
+    assert (backup / "manifest.yaml").read_text() == "mine"
+    assert not leftover.exists()
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
