@@ -136,7 +136,10 @@ def _client(reference: Reference) -> Any:
 
 def _target(reference: Reference) -> str:
     revision = reference.revision or "latest"
-    return f"{reference.name}{'@' if revision.startswith('sha256:') else ':'}{revision}"
+    host, _, name = reference.name.partition("/")
+    if not set(".:") & set(host):  # else oras takes the host for a part of the name
+        host += ":80" if is_local(host) else ":443"
+    return f"{host}/{name}{'@' if revision.startswith('sha256:') else ':'}{revision}"
 
 
 def _registry_errors(reference: Reference) -> AbstractContextManager[None]:

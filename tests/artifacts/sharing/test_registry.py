@@ -19,7 +19,7 @@ from ssd_artifacts.sharing.archive import pack
 from ssd_artifacts.sharing.opening import open_bundle
 from ssd_artifacts.sharing.receiving import receive
 from ssd_artifacts.sharing.reference import read_reference
-from ssd_artifacts.sharing.registry import MEDIA_TYPE, push_to_registry
+from ssd_artifacts.sharing.registry import MEDIA_TYPE, _target, push_to_registry
 from ssd_artifacts.sharing.signature import sign
 from ssd_profiles.errors import UserError
 from tests.bundles import bundle
@@ -41,6 +41,11 @@ def test_a_bundle_comes_back_as_it_was_pushed(host: str, saved: Path, tmp_path: 
     assert open_bundle(f"oci://{host}/team/bundles:v1", public).model_spec() == "tiny"
     assert push_to_registry(saved, read_reference(f"oci://{host}/team/bundles"), {}) == digest, "the same bytes"
     assert open_bundle(f"oci://{host}/team/bundles").folder == opened.folder, "fetched once; the tag is `latest`"
+
+
+@pytest.mark.parametrize(("given", "named"), [("localhost", "localhost:80"), ("hub", "hub:443"), ("a.b", "a.b")])
+def test_a_host_is_never_taken_for_a_part_of_the_name(given: str, named: str) -> None:
+    assert _target(read_reference(f"oci://{given}/team/x:y")) == f"{named}/team/x:y"
 
 
 def test_a_new_bundle_under_the_tag_is_seen(host: str, saved: Path) -> None:
