@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle
+from ssd_artifacts.integrity import SIGNATURE
 from ssd_artifacts.sharing.privacy import stripped
 from ssd_compiler.bundles.card import card_text
 from ssd_compiler.bundles.difference import differences
@@ -56,6 +57,18 @@ def test_a_card_shows_names_as_they_are_written() -> None:
     assert shlex.split(command)[4] == evil, "one word for a shell"
 
 
+def test_a_card_names_a_model_of_the_hub_as_its_base() -> None:
+    for name, base in (("demographics/model", True), ("/home/me/model", False), ("demo@wheel", False)):
+        named = replace(bundle(), model=bundle().model.model_copy(update={"name": name}))
+        assert (f"base_model: {name}" in card_text(named, "hf://org/name")) == base
+
+
+def test_a_signature_that_nobody_verified_is_not_called_one(tmp_path: Path) -> None:
+    bundle().save(tmp_path / "bundle")
+    (tmp_path / "bundle" / SIGNATURE).write_text("anything")
+    assert "signed    a signature is there, unverified;" in summary_text(bundle(), tmp_path / "bundle")
+
+
 def test_a_stripped_bundle_differs_by_what_was_left_out() -> None:
     given = bundle()
     parts = [line.partition(":")[0] for line in differences(given, stripped(given))]
@@ -68,4 +81,9 @@ def test_bundles_that_differ_in_their_search_or_report_alone_differ() -> None:
     searched = one.model_copy(update={"search": one.search.model_copy(update={"seconds": 1e3})})
     assert differences(given, replace(given, domains={"one": searched})) == ["one: another search"]
     assert differences(given, replace(given, report="{}")) == ["report.json: another one"]
+    sample = replace(given, model=given.model.model_copy(update={"weights_sample_sha256": "9" * 64}))
+    assert differences(given, sample) == ["model: other weights"]
+    choice = one.choice.model_copy(update={"draft_length": 5, "threshold": 0.3})
+    lines = differences(given, replace(given, domains={"one": one.model_copy(update={"choice": choice})}))
+    assert lines[-2:] == ["one: draft_length 4 → 5", "one: threshold 0.0 → 0.3"]
     assert not differences(given, given)

@@ -18,7 +18,7 @@ from ssd_compiler.report.summary import domain_summary
 def card_text(bundle: Bundle, place: str) -> str:
     """The Markdown of the card; `place` is the reference by which the bundle can be pulled."""
     model = bundle.model
-    local = os.path.isabs(model.name) or model.name.startswith((".", "demo")) or "@" in model.name
+    local = os.path.isabs(model.name) or model.name.startswith(".") or "@" in model.name
     about = {"library_name": "ssd-decoding", "tags": [TAG, "speculative-decoding", "self-speculative-decoding"]}
     if not local:
         about["base_model"] = model.name

@@ -9,7 +9,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig
 
 MODEL_PARTS = ("name", "revision", "architecture", "num_layers", "dtype", "quantization")
-HASHES = ("config", "tokenizer", "weights")
+HASHES = {"config": ("config",), "tokenizer": ("tokenizer",), "weights": ("weights", "weights_sample")}
 
 
 def differences(one: Bundle, other: Bundle) -> list[str]:
@@ -22,8 +22,8 @@ def _model(one: Bundle, other: Bundle) -> Iterator[str]:
         before, after = getattr(one.model, part), getattr(other.model, part)
         if before != after:
             yield f"model.{part}: {before} → {after}"
-    for part in HASHES:
-        if getattr(one.model, f"{part}_sha256") != getattr(other.model, f"{part}_sha256"):
+    for part, hashes in HASHES.items():
+        if any(getattr(one.model, f"{name}_sha256") != getattr(other.model, f"{name}_sha256") for name in hashes):
             yield f"model: other {part}"
     for part in ("tool_version", "created"):
         before, after = getattr(one, part), getattr(other, part)
@@ -57,6 +57,11 @@ def _domain(before: DomainConfig, after: DomainConfig, layers: int, other_layers
         else:
             yield f"a chosen mask: {'yes' if first else 'no'} → {'yes' if second else 'no'}"
         yield f"frontier of {len(before.frontier)} → {len(after.frontier)} masks"
+    if before.choice is not None and after.choice is not None:
+        for part in ("draft_length", "threshold", "predicted_speedup"):
+            old, new = getattr(before.choice, part), getattr(after.choice, part)
+            if old != new:
+                yield f"{part} {old} → {new}"
     for part in ("context", "oracle_speedup", "pays"):
         old, new = getattr(before, part), getattr(after, part)
         if old != new:

@@ -101,7 +101,7 @@ def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
 def _signed(folder: Path) -> str:
     if not (folder / SIGNATURE).is_file():
         return "no"
-    return "yes; ssd-bundle verify --require-signature KEY.pub says by whom"
+    return "a signature is there, unverified; ssd-bundle verify --require-signature KEY.pub says whose"
 
 
 def _setting(device: DeviceKey) -> str:
