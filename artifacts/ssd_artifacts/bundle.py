@@ -15,6 +15,7 @@ from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.integrity import UNLISTED, carry_over, check_files, present_files, read_manifest
 from ssd_artifacts.manifest import FIRST_FORMAT, FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
+from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX
 from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError, first_problem
@@ -150,7 +151,12 @@ class Bundle:
 
 
 def require_replaceable(path: Path) -> None:
-    """Raise UserError if writing a bundle to `path` would delete anything but a bundle, of whatever format version."""
+    """Raise UserError if a bundle's folder at `path` would pass for an archive, or delete anything but a bundle.
+
+    The bundle that stands there may be of any format version.
+    """
+    if path.name.endswith(ARCHIVE_SUFFIX):
+        raise UserError(f"{path} names an archive; name a folder, and make an archive of it with ssd-bundle pack")
     if path.is_mount() or Path.cwd().is_relative_to(path.resolve()):
         raise UserError(f"{path} is a mount point or contains the current folder, and cannot be replaced; name another")
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):

@@ -24,8 +24,11 @@ class DomainOptions:
     PANEL: ClassVar[str] = "Domains"
 
     domains: Annotated[
-        str, typer.Option(help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N domains in one --domain-file.")
-    ] = ""
+        list[str] | None,
+        typer.Option(
+            help="Packaged domains, e.g. cnn,gsm8k; or auto[:N] to find N domains in one --domain-file; repeatable."
+        ),
+    ] = None
     domain_file: Annotated[
         list[str] | None, typer.Option(help="NAME=prompts.jsonl: a domain of your own prompts; repeatable.")
     ] = None
@@ -34,17 +37,19 @@ class DomainOptions:
     @property
     def found(self) -> int | None:
         """Number of domains to find, 0 to choose it; None when domains are named. Raises UserError if unreadable."""
-        if self.domains.partition(":")[0] != "auto":
+        text = ",".join(self.domains or [])
+        if text.partition(":")[0] != "auto":
             return None
-        count = self.domains.removeprefix("auto").removeprefix(":")
-        if self.domains != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_FOUND):
-            raise UserError(f"--domains {self.domains}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
+        count = text.removeprefix("auto").removeprefix(":")
+        if text != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_FOUND):
+            raise UserError(f"--domains {text}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
         return int(count or 0)
 
     @property
     def named(self) -> tuple[str, ...]:
         """Names of packaged domains."""
-        return () if self.found is not None else tuple(name for name in self.domains.split(",") if name)
+        texts = [] if self.found is not None else self.domains or []
+        return tuple(name for text in texts for name in text.split(",") if name)
 
     @property
     def files(self) -> tuple[tuple[str, str], ...]:
@@ -174,6 +179,7 @@ def _named_file(text: str) -> tuple[str, str]:
 
 def _seconds(option: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match or float(match[1]) <= 0:
+    seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
+    if not 0 < seconds < float("inf"):
         raise UserError(f"{option}: expected a time such as 90s, 10m or 1h, got {text!r}")
-    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+    return seconds

@@ -131,6 +131,8 @@ def _device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        if device.type == "meta":
+            raise RuntimeError("it holds no numbers")
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise UserError(f"--device: {name!r} cannot be used ({first_line(error)}); try cpu") from None
     return device
