@@ -70,9 +70,13 @@ class Sampler:
         """Whether every choice is the argmax of the logits as they are."""
         return not self._random and self._seen is None and self._processors is None and self.matcher is None
 
-    def restart(self, prompt_tokens: int) -> None:
-        """Restart after a prompt of `prompt_tokens` tokens, with the first random numbers of the seed."""
-        seed_generator(self._generator, self._seed)
+    def restart(self, prompt_tokens: int, answered: int = 0) -> None:
+        """Restart after a prompt of `prompt_tokens` tokens, with the first random numbers of the seed.
+
+        The `answered` tokens after it are chosen already. With tests of drafts nobody knows how many random numbers
+        they took, so the next ones are those of another seed.
+        """
+        seed_generator(self._generator, self._seed + (answered << 32) if self._tests else self._seed)
         if self.matcher is not None:
             self.matcher.restart(prompt_tokens)
         self._noise: list[Tensor] = []

@@ -118,7 +118,7 @@ class TokenSequence:
     def awaits(self, ids: NDArray[np.int64], running: TokenSequence, prompt: NDArray[np.int64]) -> bool:
         """Whether a new prompt should wait for a running sequence to run its own `prompt`.
 
-        It should if it can then copy more tokens from that than from any prefix that is known now.
+        It should if it can then copy more tokens from that than from any prefix that is known now, and is run sooner.
         """
         if self._prefixes is None or running._prefixes is not self._prefixes or running.prefilled:
             return False
@@ -127,8 +127,11 @@ class TokenSequence:
         shared = shared_tokens(ids, prompt)
         if not shared:
             return False
-        known = self.known_prefix(ids)
-        return shared > (known[1] if known is not None else 0)
+        found = self.known_prefix(ids)
+        known = found[1] if found is not None else 0
+        waiting = len(prompt) - running.committed + len(ids) - shared
+        # Two prompts that run side by side take turns.
+        return shared > known and waiting < 2 * (len(ids) - known)
 
     def _reuse(self, ids: list[int]) -> Prefix | None:
         """Take over the keys of the longest known prefix of a prompt, whose states are still to be resumed."""

@@ -84,6 +84,8 @@ class Session(TokenSequence):
         Reserves memory for the prompt and up to `new_tokens` more. Raises UserError if the prompt is empty, has tokens
         that the model lacks, or leaves no room to decode.
         """
+        self.decoder.refresh()  # the model may have changed while the request was queued
+        self._version = self.decoder.version
         known = self.ids[: beginning.tokens] if beginning is not None else []
         total = len(known) + len(ids)
         self._require_prompt(ids, total)
@@ -283,7 +285,7 @@ class Session(TokenSequence):
         self.load = None
         self.cache.rewind(prompt.tokens)
         self._states = prompt.states.copy()
-        self._sampler.restart(prompt.tokens - answered)
+        self._sampler.restart(prompt.tokens - answered, answered)
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 

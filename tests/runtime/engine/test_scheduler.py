@@ -177,7 +177,9 @@ def test_jobs_that_have_ended_take_no_memory(variant: str) -> None:
     assert held[1] == held[2]
 
 
-def test_short_prompts_go_along_with_a_long_one_and_do_not_starve_it() -> None:
+@pytest.mark.parametrize("ids", [[3, 4, 5], [9] * (BLOCK + 1)])
+def test_short_prompts_go_along_with_a_long_one_and_do_not_starve_it(ids: list[int]) -> None:
+    """Also if they could copy the little that they share with it."""
     decoder = Decoder(tiny_model("llama", max_position_embeddings=512))
     with small_memory():
         scheduler = Scheduler(decoder, 4)
@@ -185,7 +187,7 @@ def test_short_prompts_go_along_with_a_long_one_and_do_not_starve_it() -> None:
         scheduler.step()
         long, waited = add(scheduler, [9] * 400, Limits(2)), list[int]()
         while not (long.session.prefilled or long.done):  # what has ended keeps no prefill
-            short, began = add(scheduler, [3, 4, 5], Limits(2)), len(beside.session.ids)
+            short, began = add(scheduler, ids, Limits(2)), len(beside.session.ids)
             while not short.session.prefilled and not short.done:
                 scheduler.step()
             waited.append(len(beside.session.ids) - began)
@@ -203,6 +205,20 @@ def test_prompts_that_share_nothing_do_not_wait_for_those_that_wait() -> None:
         assert not first.session.prefilled
         finish(scheduler)
         assert second.ended().num_cached_tokens == 100
+
+
+@torch.no_grad()
+def test_a_request_that_has_waited_decodes_by_the_weights_of_its_start() -> None:
+    model, ids = tiny_model("llama"), list(range(1, 41))
+    decoder = Decoder(model)
+    with small_memory():
+        scheduler = Scheduler(decoder, 1)
+        scheduler.finish(add(scheduler, ids, Limits(2)))
+        waiting = add(scheduler, ids, Limits(9))
+        model.model.layers[0].self_attn.v_proj.weight.mul_(-2.0)
+        got = scheduler.finish(waiting)
+    assert got.num_cached_tokens == 0
+    assert got.token_ids == generate(Session(Decoder(model)), ids, PlainPlanner(), Limits(9)).token_ids
 
 
 def test_the_most_tokens_of_a_pool_are_those_of_a_lone_request() -> None:

@@ -85,6 +85,23 @@ def test_a_seed_and_a_plan_give_the_same_output_where_drafts_are_tested(
     assert once == again
 
 
+@pytest.mark.parametrize("rejection", [False, True])
+def test_a_resumed_answer_repeats_no_random_numbers(rejection: bool) -> None:
+    """Without tests of drafts it has those of the whole answer; with them it has a stream of its own."""
+    sampler = Sampler(SamplingParams(1.0, seed=5, rejection=rejection))
+    flat = torch.zeros(1, 1000)
+
+    def chosen(answered: int) -> list[int]:
+        sampler.restart(2, answered)
+        return [sampler.choose(flat, [0] * known, lambda: [[]])(0) for known in range(2 + answered, 12)]
+
+    whole = chosen(0)
+    for answered in (1, 4):
+        resumed = chosen(answered)
+        assert (resumed == whole[answered:]) == (not rejection)
+        assert resumed != whole[: len(resumed)]
+
+
 def test_every_bit_of_a_seed_counts() -> None:
     """Seeds of 64 bits, negative ones included, have outputs of their own; small ones keep torch's stream."""
     seeds = [3, 3 + (1 << 32), 3 + (1 << 33), 3 + (1 << 62), 3 << 32, -1, (1 << 32) - 1, (1 << 63) - 1, -(1 << 63)]
