@@ -16,6 +16,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
+from ssd_runtime.planning.auto.chain_drafts import ChainDrafts
 from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
@@ -27,7 +28,7 @@ from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.lookup import Guess
 from ssd_runtime.planning.plan import Cycle, Plan
 from tests.simulated import Replay, Trace, controller, replay
-from tests.tables import latency_table, profile
+from tests.tables import latency_table, profile, with_light_costs
 
 LAYERS = 8
 TABLE = latency_table(LAYERS)
@@ -289,10 +290,24 @@ def test_a_verification_that_waited_for_others_drafts_is_not_timed(
     assert bool(timed) != waited
 
 
-def test_a_long_plan_counts_as_three_usual_ones() -> None:
+@pytest.mark.parametrize("held_up", range(3))
+def test_a_long_plan_counts_as_three_usual_ones_and_as_a_usual_one_at_first(held_up: int) -> None:
     """It was another process's doing."""
     planning = PlanningTime()
-    assert [planning.update(seconds) for seconds in (1.0, 100.0, 0.2)] == pytest.approx([1.0, 1.2, 1.1])
+    charged = [planning.update(100.0 if cycle == held_up else 1.0) for cycle in range(3)]
+    assert [*charged, planning.update(100.0), planning.update(0.2)] == pytest.approx([0.0, 0.0, 3.0, 1.2, 1.1])
+
+
+def test_draft_steps_are_charged_with_what_they_took() -> None:
+    """The pace of draft steps has bounds; without any, the budget would not cover what they lose."""
+    mask = SubLayerPlan.of(LAYERS).lightened(8)
+    table = with_light_costs(TABLE, 0.7)
+    source = ChainDrafts.light(mask, 0.9, table, DraftStats(), Lookup(LookupStats()))
+    for seconds, cost in ((1.0, 5.0), (1e-9, 1.0 + 4 * 0.3)):
+        cycle = Cycle(Plan("draft"), 100, 4, 4, [1] * 5, 5, steps=4, draft_seconds=4 * seconds, verify_seconds=1.0)
+        source.stats = DraftStats()
+        assert source.observe(cycle, [1.0] * 8, None) == pytest.approx(cost)
+    assert source.propose(100, [1.0], 9.0) is None, "the table prices no verification of a draft"
 
 
 def test_drafts_that_lost_trust_must_promise_more() -> None:

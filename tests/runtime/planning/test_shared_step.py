@@ -188,7 +188,15 @@ def test_a_held_up_step_at_the_start_says_nothing_of_the_pace(held_up: int) -> N
     assert record.plain_seconds == pytest.approx(0.04)
 
 
-@given(st.lists(st.tuples(st.integers(1, 40), st.floats(0.0, 10.0)), max_size=50))
+def test_steps_with_rows_of_prompts_price_no_guess() -> None:
+    record = VerifyStats()
+    for _ in range(50):
+        record.update(1, 0.04, 1.0)
+        record.update(130, 0.4, 5.0)
+    assert record.priced(TABLE) == pytest.approx(TABLE)
+
+
+@given(st.lists(st.tuples(st.integers(1, 70), st.floats(0.0, 10.0)), max_size=50))
 def test_more_rows_never_cost_less_and_one_costs_one(seen: list[tuple[int, float]]) -> None:
     record = VerifyStats()
     for rows, seconds in seen:

@@ -25,9 +25,9 @@ class Budget:
     A cycle is allowed only if `credit` covers its largest loss, all drafts rejected. It is planned only while
     `planning` is positive. Every token adds 1/64 and 1/128 of a plain step to them. A cycle's gain goes to `planning`
     until that is `START_PLANNING`, then to `credit`, and then to `planning` again; each has a limit. Neither falls
-    below 0, except by the last planning. So over any T tokens speculation and planning lose at most `MOST` +
-    `MOST_PLANNING` + 3 T / 128 plain steps together: 2.4% in the long run. `Budgets` keeps this bound over successive
-    requests.
+    below 0, except by the last planning, or a stream's first ones (`PlanningTime`). So over any T tokens speculation
+    and planning lose at most `MOST` + `MOST_PLANNING` + 3 T / 128 plain steps together: 2.4% in the long run.
+    `Budgets` keeps this bound over successive requests.
     """
 
     credit: float = START

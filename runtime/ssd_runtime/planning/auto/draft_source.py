@@ -73,6 +73,8 @@ class StepDrafts(DraftSource):
         self, chains: Sequence[DraftLength], most_cost: float, plan: Callable[[DraftLength], Plan]
     ) -> DraftProposal | None:
         """Propose the best chain that gains and costs at most `most_cost`; None if no chain is worth its risk."""
+        if not chains:
+            return None  # a table of one number of rows prices no verification of drafts
         best = max(chain.speedup for chain in chains)
         if not self.stats.update_trust(best):
             return None
@@ -103,7 +105,7 @@ class StepDrafts(DraftSource):
         agreement. Only the time of steps that were `timed` for this sequence alone changes the pace.
         """
         verification = costs[min(cycle.verified, len(costs)) - 1]
-        charged = spent = steps * self.stats.pace
+        expected = spent = steps * self.stats.pace
         if timed and cycle.verify_seconds:
             spent = cycle.draft_seconds / cycle.verify_seconds * verification
         if not cycle.is_cut:
@@ -111,4 +113,5 @@ class StepDrafts(DraftSource):
             right = min(cycle.accepted, cycle.steps)
             tested = right + (right < cycle.steps)
             self.stats.update(right, tested * agreement, spent / steps)
-        return verification + charged
+        # The pace has bounds, but steps that take still longer are a loss.
+        return verification + max(expected, spent)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from statistics import median
 
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.planning.auto.budget import Budgets
 from ssd_runtime.planning.auto.draft_stats import DraftStats
 from ssd_runtime.planning.auto.shared_step import SharedSteps
-from ssd_runtime.planning.auto.verify_stats import VerifyStats
+from ssd_runtime.planning.auto.verify_stats import SETTLING, VerifyStats
 from ssd_runtime.sequence.load import Load
 
 SHARE = 0.1
@@ -21,14 +22,19 @@ OUTLIER = 3.0
 
 @dataclass(slots=True)
 class PlanningTime:
-    """Running mean of the seconds to plan and observe a cycle."""
+    """Running mean of the seconds to plan and observe a cycle; at first the median of `SETTLING` cycles."""
 
     seconds: float = 0.0
+    _first: list[float] = field(default_factory=list)
+    """Seconds of the first cycles, one of which may have been held up by other processes."""
 
     def update(self, seconds: float) -> float:
-        """Update with a cycle's seconds; returns the mean, which is charged for the cycle."""
-        known = self.seconds or seconds
-        self.seconds = known + SHARE * (min(seconds, OUTLIER * known) - known)
+        """Update with a cycle's seconds; returns those to charge: the mean, for the first cycles with the last."""
+        if len(self._first) < SETTLING:
+            self._first.append(seconds)
+            self.seconds = median(self._first)
+            return SETTLING * self.seconds if len(self._first) == SETTLING else 0.0
+        self.seconds += SHARE * (min(seconds, OUTLIER * self.seconds) - self.seconds)
         return self.seconds
 
 

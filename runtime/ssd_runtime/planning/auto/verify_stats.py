@@ -11,8 +11,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-ABOUT = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24)
-"""Numbers of rows with a correction of their own. Another number counts as the next greater one, or as the last."""
+ABOUT = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Numbers of rows with a correction of their own. Another number counts as the next greater one. More rows than the
+last are a prompt's for the most part, and correct nothing."""
 MOST_DEVIATION = 0.25
 """Largest log ratio that one verification counts with: longer delays come from other processes."""
 DRIFT = 0.2
@@ -74,9 +75,9 @@ class VerifyStats:
 
     def update(self, rows: int, seconds: float, cost: float) -> None:
         """Update with a verification: its rows, its seconds, and its cost by the table in plain steps."""
-        if min(seconds, cost) <= 0.0:
+        if min(seconds, cost) <= 0.0 or rows > ABOUT[-1]:
             return
-        about = ABOUT[bisect_left(ABOUT, rows, hi=len(ABOUT) - 1)]
+        about = ABOUT[bisect_left(ABOUT, rows)]
         excess = self.rows.get(about) or _Excess(float(self._beyond(about)))
         found = math.log(seconds) - math.log(cost) - excess.log
         if not self.settled:
