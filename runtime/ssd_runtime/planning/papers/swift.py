@@ -236,7 +236,7 @@ class SwiftPlanner(Planner):
         if self._window is None:
             if self._recent.tokens < search.settings.window:
                 return
-            self._window = yield from self._recent.referencing(self._session)
+            self._window = yield from self._recent.referencing(self._session, search.settings.window)
             states.pinned = context
             self._recent = RecentStates(0)
             self._outdated = True
