@@ -107,6 +107,8 @@ class Engine:
         self._max_sequences = 1 if bitwise else 8
         self._cache_bytes: int | None = None
         self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
+        self._ended: list[Request] = []
+        """Requests that have ended and that no step has returned: Ctrl-C is raised before its own step returns."""
         self._numbers = count(1)
         self._lock = RLock()
         """Held by the thread that adds, steps or cancels requests."""
@@ -297,7 +299,6 @@ class Engine:
 
         Requests whose drafts or searches take long advance less (`Scheduler`), so that the others need not wait.
         """
-        ended = []
         with uninterrupted(), self._lock:
             for job in self.scheduler.step():
                 if (known := self._requests.pop(job, None)) is None:
@@ -308,7 +309,9 @@ class Engine:
                         text.close()
                     except Exception as error:  # of the request's own `write`: other requests have ended, too
                         job.error = error
-                ended.append(request)
+                self._ended.append(request)
+        with self._lock:
+            ended, self._ended = self._ended, []
         return ended
 
     def cancel(self, request: Request) -> None:

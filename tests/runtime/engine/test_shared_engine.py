@@ -153,6 +153,18 @@ def test_ctrl_c_while_memory_changes_hands_loses_none(
     assert tokens(engine, TEXTS, "lookup", 12) == plain
 
 
+def test_a_request_that_ended_in_an_interrupted_step_is_returned_by_the_next(
+    engine: Engine, alarm: Callable[[float], None]
+) -> None:
+    settings = RunSettings("plain", max_new_tokens=1)
+    request = engine.add_request(TEXTS[0], settings, on_tokens=lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            assert engine.step() == []
+    assert request.done
+    assert engine.step() == [request]
+
+
 def test_ctrl_c_waits_for_the_end_of_the_block_and_a_second_one_does_not(alarm: Callable[[float], None]) -> None:
     done = list[str]()
     with pytest.raises(KeyboardInterrupt), uninterrupted(), uninterrupted():
