@@ -9,7 +9,11 @@ LONGEST = 8
 
 
 class NgramIndex:
-    """Index of the latest end of every n-gram of up to `LONGEST` tokens; a new token costs `LONGEST` look-ups."""
+    """Index of the latest end of n-grams of up to `LONGEST` tokens.
+
+    It holds single tokens, and those n-grams whose tokens after the first occur more than once: where such tokens occur
+    once, a longer match is found by comparing there.
+    """
 
     __slots__ = ("_earlier", "_ends", "tokens")
 
@@ -24,16 +28,19 @@ class NgramIndex:
         for token in tokens:
             self.tokens.append(token)
             end = len(self.tokens)
-            known = True
             self._earlier = []
             for length in range(1, min(LONGEST, end) + 1):
                 run = tuple(self.tokens[end - length :])
-                # If an n-gram is new, every longer one is new as well.
-                before = self._ends.get(run) if known else None
-                known = before is not None
-                if before is not None:
-                    self._earlier.append(before)
+                before = self._ends.get(run)
+                if before is None and self._earlier and length <= self._earlier[-1]:
+                    # The shorter n-gram has a second place now, so this length at the first one belongs in the index.
+                    first = self._earlier[-1]
+                    self._ends.setdefault(tuple(self.tokens[first - length : first]), first)
+                    before = self._ends.get(run)
                 self._ends[run] = end
+                if before is None:
+                    break
+                self._earlier.append(before)
 
     def after(self, path: Sequence[int] = ()) -> tuple[int, int]:
         """Find the longest earlier match of the tokens that end the sequence followed by `path`.
@@ -54,4 +61,6 @@ class NgramIndex:
             end = at
         if not found:
             return 0, -1
+        while found < min(len(recent), end) and self.tokens[end - found - 1] == recent[-found - 1]:
+            found += 1
         return found, self.tokens[end] if end < len(self.tokens) else path[0]
