@@ -82,14 +82,12 @@ def compile_(
         raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 
     # These imports take seconds and come last, so that bad input is answered at once.
-    import torch
-
     from ssd_compiler.build import compile_bundle
     from ssd_compiler.patience import Patience
     from ssd_runtime.devices.memory import guard_memory
+    from ssd_runtime.devices.threads import use_threads
 
-    if load.threads is not None:
-        torch.set_num_threads(load.threads)
+    use_threads(load.threads)
     patience = Patience(max_wait_seconds, search.coarse)
     compiled = partial(
         compile_bundle, settings, bundle.out.resolve(), bundle.resume, Reporter(), patience=patience, base=base

@@ -105,9 +105,16 @@ class ModelOptions:
             "what is free."
         ),
     ] = None
-    threads: Annotated[int | None, typer.Option("--threads", "-t", min=1, max=1024, help="Number of CPU threads.")] = (
-        None
-    )
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            "--threads",
+            "-t",
+            min=1,
+            max=1024,
+            help="Number of CPU threads; by default of the cores or of the container's quota.",
+        ),
+    ] = None
     allow_special: Annotated[
         bool,
         typer.Option(

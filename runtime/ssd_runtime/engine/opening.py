@@ -46,13 +46,13 @@ def open_engine(
     # These imports take seconds.
     import torch
 
+    from ssd_runtime.devices.threads import use_threads
     from ssd_runtime.engine.engine import Engine, IgnoredSettingsWarning
     from ssd_runtime.loading.models import load_model
     from ssd_runtime.profiling.other_work import OtherWork, busy_note
     from ssd_runtime.weights.native.library import missing_note
 
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
+    use_threads(settings.threads)
     others = OtherWork()
     weights = source.weights(settings.weights, settings.device, settings.dtype)
     loaded = load_model(source.model, settings.device, settings.dtype, weights, settings.allow_special)

@@ -20,6 +20,7 @@ from torch import nn
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.devices.device import device_identity, device_name
+from ssd_runtime.devices.threads import use_threads
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.kernel_choice import ROWS, choice
@@ -190,6 +191,35 @@ def test_costs_of_lighter_copies_are_kept_where_the_machine_was_steady(
 def test_advice_leaves_processors_to_others(others: float, threads: int, processors: int, advice: str | None) -> None:
     found = busy_note(others, threads, processors)
     assert (found is None) if advice is None else (found is not None and advice in found)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "250000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        *((files, 4) for files in ({}, {"cpu.max": "max 100000"}, {"cpu.max": "900000 100000"}, {"cpu.max": "?"})),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 4),
+    ],
+)
+def test_a_containers_quota_bounds_the_threads_that_nobody_asked_for(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr("ssd_runtime.devices.threads.CGROUP", tmp_path)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        use_threads(None)
+        assert torch.get_num_threads() == expected
+        use_threads(7)
+        assert torch.get_num_threads() == 7
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_others_work_is_seen_and_ones_own_is_not() -> None:
