@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttent
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
+from ssd_runtime.weights.kernels.native import Native, quantised_groups
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, NativeMlp, Router, Routing
 from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 from ssd_runtime.weights.native.library import Library
@@ -240,6 +242,45 @@ def test_a_row_with_a_number_that_is_not_finite_has_no_finite_result_and_changes
         found = mixture.call()
         assert torch.equal(found[1:], expected[1:])
         assert not found[0].isfinite().any()
+
+
+@pytest.mark.parametrize(
+    ("row", "value", "cap"),
+    [(3, torch.inf, 0.0), *itertools.product((3, 16 + 3, 4 * 16 + 3), (torch.nan,), (0.0, 1.5))],
+)
+def test_a_query_key_or_gate_that_is_not_finite_has_no_finite_result(
+    instructions: Library, row: int, value: float, cap: float
+) -> None:
+    heads, size, hidden = 2, 16, 64
+    levels, scales = quantised_groups(torch.randn(4 * heads * size, hidden))
+    scales[row] = value  # of a head's 16 queries, of its gates, or of the first keys
+    attention = NativeAttention(
+        qkv=[Native.of8(levels, scales)],
+        output=weight8(hidden, heads * size)[0],
+        connection=None,
+        q_norm=None,
+        k_norm=None,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=size,
+        scale=size**-0.5,
+        cap=cap,
+        gated=True,
+    )
+    cache = torch.zeros(2, heads, 4, size)
+    address = cache[0].data_ptr(), cache[1].data_ptr(), cache[0].nbytes, 4, cache[0, 0].nbytes
+    view = SimpleNamespace(begin=0, end=3, bias=None)
+    owner = SimpleNamespace(address=lambda layer, begin: address)
+    segment: Any = SimpleNamespace(views=[view], rows=3, slot=0, cache=owner)
+    assert not attention(0, 0, torch.randn(3, hidden), [segment], None).isfinite().any()
+
+
+def test_a_time_step_that_is_not_finite_has_results_as_finite_as_torchs(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        seeded(seed, 1)
+        scan = Scan()
+        scan.inputs[0, -scan.heads :] = torch.nan
+        assert torch.equal(scan.call().isfinite(), scan.expected().isfinite()), seed
 
 
 def test_rows_of_the_smallest_numbers_are_zeros(instructions: Library) -> None:

@@ -170,7 +170,7 @@ static float shares(const Query *query, float cap) {
     const float highest = peak_of(peaks), top = query->sink && *query->sink > highest ? *query->sink : highest;
     const Floats peak = all(top);
     for (int64_t i = 0; i < count; i += LANES) {
-        const Floats share = exponential(larger(subtract(load(query->scores + i), peak), all(-87.0f)));
+        const Floats share = exponential(larger(all(-87.0f), subtract(load(query->scores + i), peak)));
         store(query->scores + i, share);
         sums = add_inside(sums, share, count - i);
     }

@@ -21,6 +21,6 @@ INLINE Floats exponential(Floats x) {
 
 /* x * sigmoid(by). */
 INLINE Floats sigmoid_times(Floats by, Floats x) {
-    const Floats bounded = larger(smaller(by, all(87.0f)), all(-87.0f));
+    const Floats bounded = larger(all(-87.0f), smaller(all(87.0f), by)); /* NaN stays: the second is taken. */
     return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
 }

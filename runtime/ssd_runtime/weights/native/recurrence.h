@@ -108,8 +108,8 @@ static void recur_columns(const Recurring *of, int64_t head, int64_t column) {
         const float *numbers = of->inputs + row * inputs_of(recurrence) + channels_in(recurrence) + head;
         const float *from = row ? state : of->before + place, *q = queries_of(of, row) + group, *k = keys_at(of, row) + group;
         float step = softplus(numbers[recurrence->direct ? 0 : heads] + recurrence->step[head]);
-        if (recurrence->direct)
-            step = fminf(fmaxf(step, recurrence->least), recurrence->most);
+        if (recurrence->direct) /* NaN stays, which fmaxf would drop. */
+            step = step < recurrence->least ? recurrence->least : step > recurrence->most ? recurrence->most : step;
         const float decay = expf(recurrence->decay[head] * step);
         const float factor = recurrence->direct ? step : 1.0f / (1.0f + expf(-numbers[0]));
         Floats v[PARTS], u[PARTS], out[PARTS];
