@@ -141,6 +141,31 @@ print([count - counts[0] for count in counts])
     assert (done.stdout, done.stderr) == ("[0, 0, 0, 2, 2]\n", "")
 
 
+@pytest.mark.skipif(library() is None or not Path("/proc/self/task").exists(), reason="needs the C code and Linux")
+def test_threads_that_a_call_does_not_want_sleep_on() -> None:
+    """To wake them at every loop takes longer than a loop; those of a later call that wants them do."""
+    done = run(
+        """
+import pathlib, time
+tasks = pathlib.Path("/proc/self/task")
+def sleeps():
+    texts = {each: (each / "status").read_text() for each in tasks.iterdir()}
+    return {each: int(text.split("\\nvoluntary_ctxt_switches:")[1].split()[0]) for each, text in texts.items()}
+for threads in (9, 2, 9):
+    torch.set_num_threads(threads)
+    kernel(x)
+    time.sleep(0.2)
+    before = sleeps()
+    for _ in range(100):
+        kernel(x)
+        time.sleep(0.001)
+    print(sum(count - before[each] > 10 for each, count in sleeps().items()))
+""",
+        "own",
+    )
+    assert (done.stdout, done.stderr) == ("9\n2\n9\n", "")
+
+
 @pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
 @pytest.mark.parametrize(
     ("kinds", "head_dim", "own"),

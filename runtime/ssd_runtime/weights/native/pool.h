@@ -37,12 +37,18 @@ static struct {
     int64_t count;
     unsigned int rounding;
     _Alignas(64) _Atomic int64_t done; /* Items that helpers have done. */
-    _Atomic int sleeping, waiting;     /* Helpers that sleep; whether the caller does. */
+    _Atomic int sleeping, waiting;     /* Helpers that sleep until the next loop; whether the caller does. */
+    _Atomic int threads;               /* Threads of the latest call. The other helpers sleep until a call wants more. */
     _Atomic int used;                  /* Whether a call has the helpers. */
     int helpers, prepared;
     pthread_mutex_t mutex;
-    pthread_cond_t published, finished;
-} pool = {.mutex = PTHREAD_MUTEX_INITIALIZER, .published = PTHREAD_COND_INITIALIZER, .finished = PTHREAD_COND_INITIALIZER};
+    pthread_cond_t published, finished, wanted;
+} pool = {
+    .mutex = PTHREAD_MUTEX_INITIALIZER,
+    .published = PTHREAD_COND_INITIALIZER,
+    .finished = PTHREAD_COND_INITIALIZER,
+    .wanted = PTHREAD_COND_INITIALIZER,
+};
 
 #define LEFT(ticket) ((int64_t)((ticket) & 0xffffff))
 #define THREADS(ticket) ((int)((ticket) >> 24 & 0xff))
@@ -105,8 +111,10 @@ static void *help(void *given) {
                 _mm_pause();
         if (!has_work(worker)) {
             pthread_mutex_lock(&pool.mutex);
+            while (worker >= atomic_load(&pool.threads))
+                pthread_cond_wait(&pool.wanted, &pool.mutex);
             atomic_fetch_add(&pool.sleeping, 1);
-            while (!has_work(worker))
+            while (!has_work(worker) && worker < atomic_load(&pool.threads))
                 pthread_cond_wait(&pool.published, &pool.mutex);
             atomic_fetch_sub(&pool.sleeping, 1);
             pthread_mutex_unlock(&pool.mutex);
@@ -130,10 +138,12 @@ static void forget(void) {
     atomic_store(&pool.sleeping, 0);
     atomic_store(&pool.waiting, 0);
     atomic_store(&pool.used, 0);
+    atomic_store(&pool.threads, 0);
     pool.helpers = 0;
     pthread_mutex_init(&pool.mutex, 0);
     pthread_cond_init(&pool.published, 0);
     pthread_cond_init(&pool.finished, 0);
+    pthread_cond_init(&pool.wanted, 0);
 }
 
 /* Start helpers until there are `wanted`, or as many as the system lets us have. Signals are other threads' business. */
@@ -172,7 +182,14 @@ static Threads join(int wanted, int own) {
         return (Threads){own ? 1 : wanted, 0};
     if (pool.helpers < wanted - 1)
         start(wanted - 1);
-    return (Threads){wanted < pool.helpers + 1 ? wanted : pool.helpers + 1, 1};
+    wanted = wanted < pool.helpers + 1 ? wanted : pool.helpers + 1;
+    if (wanted != atomic_load(&pool.threads)) {
+        pthread_mutex_lock(&pool.mutex);
+        atomic_store(&pool.threads, wanted);
+        pthread_cond_broadcast(&pool.wanted);
+        pthread_mutex_unlock(&pool.mutex);
+    }
+    return (Threads){wanted, 1};
 }
 
 static void leave(Threads threads) {
