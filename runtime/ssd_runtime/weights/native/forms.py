@@ -22,7 +22,7 @@ SOURCES = (
 COMPILERS = ("gcc", "cc")
 FLAGS = ("-O3", "-ffp-contract=off", "-D_GNU_SOURCE", "-fopenmp", "-pthread", "-fPIC", "-c")
 """-ffp-contract=off: sums must not depend on where a compiler finds it convenient to fuse two operations."""
-LINK_FLAGS = ("-shared", "-pthread")
+LINK_FLAGS = ("-shared", "-pthread", "-lm")
 """No -fopenmp: its threads are those of torch's own OpenMP library, which it makes visible to all. A second library
 would have threads of its own, which wait on the same processors."""
 NEEDED = frozenset({"avx2", "fma", "f16c"})
@@ -63,6 +63,6 @@ def compile_library(form: str, to: Path) -> None:
     compiled = to.with_suffix(".o")
     for command in (
         [*compiler, *form_flags(form), "-o", str(compiled), str(FOLDER / SOURCES[0])],
-        [*compiler, *LINK_FLAGS, "-o", str(to), str(compiled)],
+        [*compiler, "-o", str(to), str(compiled), *LINK_FLAGS],
     ):
         subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -142,7 +143,7 @@ def _compiled_here() -> Library | None:
     try:
         try:
             with private_folder(kept) as folder:
-                return Library(_compiled(folder, form), None)
+                return _kept(folder / form_name(form)) or Library(_compiled(folder, form), None)
         except (NotPrivateError, OSError):
             note = (
                 f"{kept}: is not this user's own folder to write, so C code is compiled at every start; set SSD_CACHE"
@@ -153,17 +154,28 @@ def _compiled_here() -> Library | None:
         return None
 
 
-def _compiled(folder: Path, form: str) -> int:
-    """Open the library of a form in a private folder; compile it first unless there is one of this user.
+def _kept(path: Path) -> Library | None:
+    """The library that this user has compiled to `path`; None unless it is there as a whole, and loads."""
+    if (file := open_own(path)) is None:
+        return None
+    # Where a disk was full or lost its power, a file can end early: to load it would kill the process.
+    header = os.pread(file, 64, 0).ljust(64, b"\0")
+    sections, size, count = *struct.unpack_from("<Q", header, 40), *struct.unpack_from("<HH", header, 58)
+    if os.fstat(file).st_size < sections + size * count or not count:
+        return None
+    with suppress(OSError):  # that of a machine with a newer C library, which shares the folder, does not load
+        return Library(file, None)
+    return None
 
-    Raises OSError or SubprocessError if that fails.
-    """
+
+def _compiled(folder: Path, form: str) -> int:
+    """Compile the library of a form into a private folder, and open it. Raises OSError or SubprocessError."""
     name = form_name(form)
-    if (file := open_own(folder / name)) is not None:
-        return file
     with temporary_folder(folder) as work:
         compile_library(form, work / name)
         (work / name).chmod(0o700)
+        with (work / name).open("rb") as written:
+            os.fsync(written.fileno())
         os.replace(work / name, folder / name)
     if (file := open_own(folder / name)) is None:
         raise FileNotFoundError(name)
