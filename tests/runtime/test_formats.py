@@ -112,6 +112,13 @@ def test_outputs_that_fill_no_tile_are_those_of_a_weight_with_more(kind: Type) -
         assert torch.equal(part.fused(x, None, residual[:, :out]), whole.fused(x, None, residual)[:, :out])
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_row_of_one_block_is_packed_wherever_it_lies(kind: Type) -> None:
+    """Rows are packed 256 at a time."""
+    data = random_blocks(kind, 257, max(GROUP, GGML_QUANT_SIZES[kind][0]))
+    assert torch.equal(tiles_of(data, kind)[16:], tiles_of(data[256:], kind))
+
+
 @pytest.mark.parametrize("out", [OUT, OUT - 7])
 @pytest.mark.parametrize("dtype", list(SIXTEEN))
 def test_a_weight_of_16_bits_is_kept_to_the_bit(dtype: torch.dtype, out: int) -> None:

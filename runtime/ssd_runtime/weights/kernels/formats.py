@@ -124,7 +124,8 @@ def numbers16(tiles: Tensor, kept: Format) -> Tensor:
 
 def words_of(numbers: Tensor) -> Tensor:
     """Bytes uint8 [..., 4n] as words int32 [..., n]: torch computes on four at once so."""
-    return numbers.contiguous().view(torch.int32)
+    # A slice of a single row is contiguous where it is, at whatever byte.
+    return numbers.clone(memory_format=torch.contiguous_format).view(torch.int32)
 
 
 def in_bytes(number: int) -> int:
