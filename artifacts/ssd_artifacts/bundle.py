@@ -14,8 +14,16 @@ from ssd_artifacts.exits import ExitSet
 from ssd_artifacts.files import new_folder, sha256_file
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.integrity import UNLISTED, carry_over, check_files, present_files, read_manifest
-from ssd_artifacts.manifest import FIRST_FORMAT, FORMAT_VERSION, MANIFEST, REPORT, REPORT_PAGE, FileEntry, Manifest
-from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX
+from ssd_artifacts.manifest import (
+    ARCHIVE_SUFFIX,
+    FIRST_FORMAT,
+    FORMAT_VERSION,
+    MANIFEST,
+    REPORT,
+    REPORT_PAGE,
+    FileEntry,
+    Manifest,
+)
 from ssd_artifacts.successors import SuccessorSet
 from ssd_artifacts.texts import read_text, read_yaml, to_yaml, validated
 from ssd_profiles.errors import UserError, first_problem

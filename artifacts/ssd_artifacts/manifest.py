@@ -17,6 +17,7 @@ FORMAT_VERSION = 2
 FIRST_FORMAT = 1
 """Format of bundles without light sub-layers, in masks or latency tables."""
 MANIFEST = "manifest.yaml"
+ARCHIVE_SUFFIX = ".ssd.tar"
 MAX_DOMAINS = 256
 """Upper bound for domains. A compile finds at most 64, and further domains may join."""
 MAX_TABLES = 256

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ssd_artifacts.manifest import ARCHIVE_SUFFIX
 from ssd_profiles.errors import UserError, first_line
 
-ARCHIVE_SUFFIX = ".ssd.tar"
 HUB, REGISTRY = "hf://", "oci://"
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _REGISTRY_NAME = re.compile(

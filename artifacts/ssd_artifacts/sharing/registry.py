@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from ssd_artifacts.manifest import MAX_BUNDLE_BYTES
+from ssd_artifacts.manifest import ARCHIVE_SUFFIX, MAX_BUNDLE_BYTES
 from ssd_artifacts.sharing.archive import pack, unpack
 from ssd_artifacts.sharing.reachable import is_local, reachable
-from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX, Reference, client_errors
+from ssd_artifacts.sharing.reference import Reference, client_errors
 from ssd_profiles.errors import UserError, first_problem
 
 MEDIA_TYPE = "application/vnd.ssd.bundle.v1.tar"

@@ -11,14 +11,14 @@ import typer
 
 from ssd_artifacts.bundle import require_free_out
 from ssd_artifacts.files import clear_leftovers, write_atomically, write_lock
-from ssd_artifacts.manifest import REPORT_PAGE
+from ssd_artifacts.manifest import ARCHIVE_SUFFIX, REPORT_PAGE
 from ssd_artifacts.sharing.archive import archive_bytes, pack
 from ssd_artifacts.sharing.departing import departing
 from ssd_artifacts.sharing.hub import push_to_hub
 from ssd_artifacts.sharing.opening import OpenedBundle, open_bundle
 from ssd_artifacts.sharing.privacy import private_parts
 from ssd_artifacts.sharing.receiving import receive
-from ssd_artifacts.sharing.reference import ARCHIVE_SUFFIX, Reference, read_reference
+from ssd_artifacts.sharing.reference import Reference, read_reference
 from ssd_artifacts.sharing.registry import push_to_registry
 from ssd_artifacts.sharing.signature import sign
 from ssd_compiler.bundles.card import card_text
