@@ -27,7 +27,7 @@ def write(text: str) -> None:
 
 def print_json(value: object) -> None:
     """Print a line of JSON: characters as they are where the output is UTF-8, else as JSON's own escapes."""
-    readable = sys.stdout.encoding.lower().replace("-", "") == "utf8"
+    readable = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
     print(json.dumps(value, ensure_ascii=not readable), flush=True)
 
 
