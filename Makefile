@@ -53,8 +53,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
-$(OLDEST)/.ready: pyproject.toml
-	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check \
-		torch==2.13.0 transformers==$(OLDEST_TRANSFORMERS) --editable ".[dev]"
+# All other packages are those of the first environment.
+$(OLDEST)/.ready: $(READY)
+	$(PYTHON) -m venv --without-pip $(OLDEST)
+	$(BIN)/python -c "from sysconfig import get_path; print(f'import site; site.addsitedir(\"{get_path(\"purelib\")}\")')" \
+		> $$($(OLDEST)/bin/python -c "from sysconfig import get_path; print(get_path('purelib'))")/others.pth
+	$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --disable-pip-version-check \
+		transformers==$(OLDEST_TRANSFORMERS)
 	touch $@

@@ -142,8 +142,8 @@ def test_a_bundle_travels(room: Path, tmp_path: Path) -> None:
     before = sorted(p.name for p in (tmp_path / "carried").rglob("*"))
     threads = "1" if torch.get_num_threads() > 1 else "2"
     options = ["--artifact", str(tmp_path / "carried"), "The river", "--threads", threads, "--max-new-tokens", "8"]
-    first = command(room, RUN, *options, SSD_CACHE=str(tmp_path / "cache"))
-    second = command(room, RUN, *options, SSD_CACHE=str(tmp_path / "cache"))
+    first = command(room, RUN, *options, SSD_CACHE=seeded(tmp_path / "cache"))
+    second = command(room, RUN, *options, SSD_CACHE=seeded(tmp_path / "cache"))
     assert "measuring this device" in first.stderr
     assert "measuring" not in second.stderr
     assert first.stdout == second.stdout
