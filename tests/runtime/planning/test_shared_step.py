@@ -194,6 +194,11 @@ def test_steps_with_rows_of_prompts_price_no_guess() -> None:
         record.update(1, 0.04, 1.0)
         record.update(130, 0.4, 5.0)
     assert record.priced(TABLE) == pytest.approx(TABLE)
+    assert record.plain_seconds == pytest.approx(0.04)
+    crowded = VerifyStats()
+    for _ in range(3):
+        crowded.update(130, 0.4, 5.0)
+    assert crowded.settled
 
 
 @given(st.lists(st.tuples(st.integers(1, 70), st.floats(0.0, 10.0)), max_size=50))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 ABOUT = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)
 """Numbers of rows with a correction of their own. Another number counts as the next greater one. More rows than the
-last are a prompt's for the most part, and correct nothing."""
+last are a prompt's for the most part, and correct nothing once the pace is known."""
 MOST_DEVIATION = 0.25
 """Largest log ratio that one verification counts with: longer delays come from other processes."""
 DRIFT = 0.2
@@ -75,15 +75,17 @@ class VerifyStats:
 
     def update(self, rows: int, seconds: float, cost: float) -> None:
         """Update with a verification: its rows, its seconds, and its cost by the table in plain steps."""
-        if min(seconds, cost) <= 0.0 or rows > ABOUT[-1]:
+        if min(seconds, cost) <= 0.0:
             return
-        about = ABOUT[bisect_left(ABOUT, rows)]
+        about = ABOUT[bisect_left(ABOUT, rows, hi=len(ABOUT) - 1)]
         excess = self.rows.get(about) or _Excess(float(self._beyond(about)))
         found = math.log(seconds) - math.log(cost) - excess.log
         if not self.settled:
             # Corrections of rows need a known pace.
             self._first.append(found)
             self._pace = median(self._first)
+            return
+        if rows > ABOUT[-1]:
             return
         deviation = min(max(found - self._pace, -MOST_DEVIATION), MOST_DEVIATION)
         known = 1.0 if about == 1 else excess.seen / (excess.seen + FIRST)
