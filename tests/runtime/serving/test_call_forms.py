@@ -168,6 +168,25 @@ def test_an_element_of_a_string_is_text_whatever_it_spells() -> None:
     assert read(form, text, [], [("f", schema)]) == ("", [("f", {"text": "[42]", "number": 42, "other": "{x"})])
 
 
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        *(({"type": ["string", "null"]}, text, value) for text, value in (("12345", "12345"), ("true", "true"))),
+        *(
+            ({"anyOf": [{"type": "string"}, {"type": "null"}]}, text, value)
+            for text, value in (("1", "1"), ("null", None))
+        ),
+        *(({"type": ["string", "number"]}, text, value) for text, value in (("12", 12), ("x", "x"), ('"12"', "12"))),
+        *(({"oneOf": [{"type": "integer"}]}, "12", 12), ({"anyOf": 5}, "12", 12)),
+    ],
+)
+def test_an_element_that_may_be_a_string_has_a_type_that_its_schema_names(schema: Any, text: str, value: Any) -> None:
+    form, _ = form_and_control("Qwen3-Coder")
+    assert form is not None
+    found = read(form, written(form, [("zip", text)]), [], [("f", {"properties": {"zip": schema}})])
+    assert found == ("", [("f", {"zip": value})])
+
+
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
 def test_numbers_that_json_has_not_are_text(name: str) -> None:
     form, _ = form_and_control(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from threading import Event
 from typing import Any
@@ -14,11 +15,14 @@ from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from pydantic import BaseModel
 
 from ssd_runtime.serving.http.app import Service
+from ssd_runtime.serving.http.openai.answers.events import event_of
+from ssd_runtime.serving.http.openai.calls.tool_calls import ParsedCall
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.requests.generation_requests import chat_requests
 from ssd_runtime.serving.http.openai.requests.messages import Message
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
+from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.templates.renderer import TemplateLate
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
@@ -116,7 +120,30 @@ def test_the_form_of_calls_is_found_once_the_template_answers_in_time(
         with pytest.raises(ApiError) as refused:
             _ = encoder.call_form
         assert refused.value.status == 503
+        with pytest.raises(ApiError) as refused:
+            encoder.chat([Message(role="user", content="?")], [])
+        assert refused.value.status == 503
     assert encoder.call_form == PromptEncoder(service.encoder.loaded, TOOL_TEMPLATE).call_form
+
+
+def test_a_template_reads_what_clients_may_omit_of_a_tool(service: Service) -> None:
+    shown = "tool.function.description + '!' + (tool.function.parameters.properties | string)"
+    strict = f"{{% for tool in tools %}}{{{{ {shown} }}}}{{% endfor %}}?"
+    encoder = PromptEncoder(service.encoder.loaded, strict)
+    question = [Message(role="user", content="?")]
+    bare = Tool.model_validate({"type": "function", "function": {"name": "f"}})
+    written = service.encoder.loaded.decode(encoder.chat(question, [bare]))
+    assert written.replace(" ", "").endswith("!{}?")
+
+
+def test_ids_of_calls_are_those_that_mistrals_templates_take() -> None:
+    assert re.fullmatch("[a-zA-Z0-9]{9}", ParsedCall("f", "{}").id)
+
+
+@pytest.mark.parametrize("mark", ["\x85", "\u2028", "\u2029"])
+def test_no_character_of_an_event_ends_its_line(mark: str) -> None:
+    [line, _] = event_of({"content": f"a{mark}b"}).splitlines()
+    assert json.loads(line.removeprefix("data: ")) == {"content": f"a{mark}b"}
 
 
 def test_answers_whole_parsed_and_streamed_go_back_and_forth(client: openai.OpenAI) -> None:

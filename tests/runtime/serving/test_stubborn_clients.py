@@ -7,11 +7,18 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from ssd_runtime.serving.http.app import Service
+from ssd_runtime.serving.http.transport.connections import BoundedProtocol
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
 from tests.waiting import wait_until
@@ -37,6 +44,39 @@ def request(tokens: int = 8, stream: bool = False, head: str = "") -> bytes:
     body = json.dumps(fields).encode()
     told = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}"
     return f"{told}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def test_a_client_that_reads_slowly_gets_a_large_answer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that reads nothing does not."""
+    monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.SEND_SECONDS", 0.5)
+    size = 12 << 20
+
+    async def large(request: Request) -> Response:
+        return Response(b"x" * size)
+
+    app = Starlette(routes=[Route("/", large)])
+    config = uvicorn.Config(app, port=0, log_level="error", http=BoundedProtocol, loop="asyncio", timeout_keep_alive=1)
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started, "the server starts")
+    try:
+        for reads in (True, False):
+            with socket.socket() as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+                client.settimeout(20)
+                client.connect(server.servers[0].sockets[0].getsockname())
+                client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                if not reads:
+                    time.sleep(4)
+                got = 0
+                while part := client.recv(1 << 20):
+                    got += len(part)
+                    time.sleep(0.03 if reads else 0)
+                assert (got > size) == reads
+    finally:
+        server.should_exit = True
+        thread.join()
 
 
 def answered(address: tuple[str, int]) -> int:

@@ -94,7 +94,7 @@ class BoundedProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Give the client some time to read."""
         super().pause_writing()
-        self._send = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+        self._await_reading()
 
     def resume_writing(self) -> None:
         """Go on: the client has read."""
@@ -102,8 +102,13 @@ class BoundedProtocol(H11Protocol):
         self._end_send()
 
     def timeout_keep_alive_handler(self) -> None:
-        """End an idle connection, whether or not the client has read the answers."""
-        self.transport.abort()
+        """End an idle connection, once the client has read the answers or reads no more."""
+        if not self.transport.get_write_buffer_size():
+            self.transport.abort()
+            return
+        if self._send is None:
+            self._await_reading()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection."""
@@ -130,6 +135,18 @@ class BoundedProtocol(H11Protocol):
         elif not awaited and self._head is not None:
             self._head.cancel()
             self._head = None
+
+    def _await_reading(self, before: int | None = None) -> None:
+        """End the connection if the client has read none of `before` unsent bytes; look again later unless it has all.
+
+        Nothing more is sent meanwhile.
+        """
+        left = self.transport.get_write_buffer_size()
+        self._send = None
+        if before is not None and left >= before:
+            self.transport.abort()
+        elif left:
+            self._send = self.loop.call_later(SEND_SECONDS, self._await_reading, left)
 
     def _end_send(self) -> None:
         if self._send is not None:

@@ -10,6 +10,8 @@ Json = dict[str, Any]
 PREFIX = "data: "
 DONE = f"{PREFIX}[DONE]\n\n"
 """The event that ends every stream."""
+LINE_ENDS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Escapes of characters that end a line for some clients, which read events line by line."""
 
 
 def event_of(value: Mapping[str, Any], kind: str | None = None) -> str:
@@ -20,4 +22,5 @@ def event_of(value: Mapping[str, Any], kind: str | None = None) -> str:
 
 def json_text(value: Any) -> str:
     """The JSON of a value. Raises ValueError for infinities and NaN, which JSON has no numbers for."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.translate(LINE_ENDS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ssd_runtime.loading.prompt_tokens import any_of
 from ssd_runtime.structure.structure import STYLE, Structure, StructureError, quoted
 
 EMPTY: Mapping[str, Any] = {"type": "object"}
@@ -146,6 +147,16 @@ def only_strings(schema: Mapping[str, Any]) -> bool:
     return schema.get("type") == "string"
 
 
+def types_of(schema: Mapping[str, Any]) -> set[str]:
+    """The types that a schema names, in its alternatives too; empty if it names none."""
+    named = schema.get("type")
+    types = set(named) if isinstance(named, list) else {named} if isinstance(named, str) else set[str]()
+    for alternatives in (schema.get("anyOf"), schema.get("oneOf")):
+        for each in alternatives if isinstance(alternatives, list) else ():
+            types |= types_of(each) if isinstance(each, Mapping) else set()
+    return types | ({"integer"} if "number" in types else set())
+
+
 def loose(text: str) -> str:
     """A pattern of a form's text, with other white space before and within it, and with other ids."""
     return "".join(r"\s*" + re.sub(r"abcdefgh\d", r"\\w+", re.escape(word)) for word in text.split())
@@ -165,9 +176,8 @@ class _Grammar:
 
 
 def _parts_of(tokens: Mapping[str, int]) -> re.Pattern[str]:
-    """A pattern of the texts of tokens, the longest first; white space is no mark."""
-    longest = sorted((text for text in tokens if text.strip()), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
+    """A pattern of the texts of tokens; white space is no mark."""
+    return re.compile(any_of(text for text in tokens if text.strip()))
 
 
 def _styled(schema: Mapping[str, Any]) -> str:

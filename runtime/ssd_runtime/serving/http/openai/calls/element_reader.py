@@ -8,11 +8,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from ssd_runtime.engine.output.text_stream import beginning_of
-from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, ElementCall, loose, only_strings, properties_of
+from ssd_runtime.serving.http.openai.calls.call_forms import (
+    CallForm,
+    ElementCall,
+    loose,
+    only_strings,
+    properties_of,
+    types_of,
+)
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part, as_json
 
 SPELLED = {"True": "true", "False": "false", "None": "null"}
 """Values in Python's spelling, in which some templates write them, with their JSON."""
+JSON_TYPES: dict[type, str] = {
+    str: "string",
+    int: "integer",
+    float: "number",
+    bool: "boolean",
+    type(None): "null",
+    list: "array",
+    dict: "object",
+}
+"""JSON's names of the types of values."""
 MOST_NAMED = 200
 """Most characters of a name."""
 
@@ -102,8 +119,11 @@ class ElementReader(CallReader):
             value = SPELLED.get(text, text)
             try:
                 # NaN and Infinity, for which `int` raises ValueError, are no JSON, though Python reads them.
-                json.loads(value, parse_constant=int)
-                return value
+                kind = JSON_TYPES[type(json.loads(value, parse_constant=int))]
+                types = types_of(self._schemas.get(key, {}))
+                # A postcode may look like a number.
+                if kind == "string" or kind in types or "string" not in types:
+                    return value
             except (ValueError, RecursionError):
                 pass
         return as_json(text)

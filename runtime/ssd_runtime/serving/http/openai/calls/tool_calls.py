@@ -18,7 +18,8 @@ class ParsedCall:
 
     name: str
     arguments: str
-    id: str = field(default_factory=lambda: f"call_{uuid4().hex[:24]}")
+    id: str = field(default_factory=lambda: uuid4().hex[:9])
+    """Nine letters and digits, since Mistral's templates refuse all others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,7 @@ class PromptEncoder:
         try:
             return self.loaded.prompts.render(probe.conversation(calls), self._template, [probe.TOOL]).text
         except TemplateLate as late:
-            raise ApiError(503, f"chat template: {late}", code="overloaded", retry_after=1) from None
+            raise _overloaded(late) from None
         except TemplateRefused:
             return ""
 
@@ -109,7 +109,7 @@ class PromptEncoder:
             if name in self._arguments:
                 raise invalid("chat_template_kwargs", f"{name!r} is not for a request to set; omit it")
         _require_shallow(variables, "chat_template_kwargs")
-        dumped = [tool.model_dump(exclude_none=True) for tool in tools]
+        dumped = [_dumped(tool) for tool in tools]
         _require_shallow(dumped, "tools")
         turns = [_turn(message, place) for place, message in enumerate(messages)]
         prompts = self.loaded.prompts
@@ -129,6 +129,8 @@ class PromptEncoder:
             raise self._too_long() from None
         except UserError as error:
             raise invalid("messages", str(error).removeprefix("prompt: ")) from None
+        except TemplateLate as late:
+            raise _overloaded(late) from None
         except TemplateRefused as error:
             raise invalid(
                 "messages", f"the model's chat template refuses them ({printable(str(error))}); change them"
@@ -187,6 +189,19 @@ def text_of(message: Message, place: int) -> str:
             raise invalid(where, f"a {kind} part has `type` and `{kind}`{f', not {unknown[0]!r}' if unknown else ''}")
         texts.append(part[kind])
     return "\n".join(texts)
+
+
+def _overloaded(late: TemplateLate) -> ApiError:
+    """The error for a template that took too long, perhaps on a busy machine: a client may try again."""
+    return ApiError(503, f"chat template: {late}", code="overloaded", retry_after=1)
+
+
+def _dumped(tool: Tool) -> dict[str, Any]:
+    """A tool as templates expect it, of which some read what clients may omit."""
+    dumped = tool.model_dump(exclude_none=True)
+    dumped["function"].setdefault("description", "")
+    dumped["function"].setdefault("parameters", {"type": "object", "properties": {}})
+    return dumped
 
 
 def _turn(message: Message, place: int) -> dict[str, Any]:
