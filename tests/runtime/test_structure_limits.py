@@ -106,6 +106,11 @@ HOSTILE: dict[str, list[str]] = {
         *('root ::= root root | "a"', "root ::= [", 'root ::= "a"{5000000}', "root ::= " + "(" * 300),
         *(chain_of_rules(*kind, count) for kind in (("r", ""), ("r", "{0,9}"), ("A", "*")) for count in (195, 295)),
         chain_of_rules("r", "?", 4000),
+        *(
+            "\n" * 65_000,
+            "\n" * 64_000 + 'start: "a"',
+            "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(3600)),
+        ),
         "root ::= r0\n" + "".join(f"r{n} ::= r{n + 1}\n" for n in range(3500)) + 'r3500 ::= "a"\n',
         "start: r\nr: " + " | ".join(f'"{n}" r' for n in range(3000)) + ' | "x"\n',
         "start: A\nA: /.*/ & /.*b.{30}/ & ~/.*c.{20}/\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -34,6 +34,8 @@ class Rendered:
 
 PIECE = 1 << 14
 """Characters of the pieces in which the tokens of a long text are counted."""
+DEEPEST = 16
+"""Most levels of a pattern of control tokens."""
 TRIES = 100
 """Random marks that are tried for one that spells no control token itself."""
 
@@ -73,8 +75,8 @@ class PromptTokens:
         self._normalizer = backend.normalizer if backend is not None and found_late else None
         """The normaliser after which some control tokens are looked for; None for none."""
         # A text of one character cannot be parted.
-        parted = sorted((text for text in self.control if len(text) > 1), key=len, reverse=True)
-        self._spelled = re.compile("|".join(map(re.escape, parted)) or r"(?!)")
+        parted = [text for text in self.control if len(text) > 1]
+        self._spelled = re.compile(any_of(parted))
         self._beginnings = frozenset(text[:length] for text in parted for length in range(1, len(text)))
         self._longest = max(map(len, parted), default=0)
         marks = [f"{secrets.randbelow(10**24):024}" for _ in range(TRIES)]
@@ -200,6 +202,27 @@ class PromptTokens:
             # Tokens that are looked for in normalised text would be found in text without its marks.
             token["normalized"] = token["normalized"] and token["content"] not in self.control
         return Tokenizer.from_str(json.dumps(parts))
+
+
+def any_of(texts: Iterable[str], deep: int = 0) -> str:
+    """A pattern of any of some texts, the longest that fits; one that fits nothing without any.
+
+    Alternatives are tried one by one at each place, and models have up to 1,000 control tokens. So texts that begin
+    alike share their beginnings, up to `DEEPEST` times one in another.
+    """
+    alike: dict[str, list[str]] = {}
+    for text in sorted(texts, key=len, reverse=True):
+        alike.setdefault(text if deep == DEEPEST else text[:1], []).append(text)
+    parts = list[str]()
+    for group in alike.values():
+        first, last = min(group), max(group)
+        shared = next(
+            (place for place, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1), len(first)
+        )
+        begin = first[:shared]
+        rests = [text[len(begin) :] for text in group]
+        parts.append(re.escape(begin) + (any_of(rests, deep + 1) if any(rests) else ""))
+    return f"(?:{'|'.join(parts)})" if parts else r"(?!)"
 
 
 def _meets(mark: str, control: str) -> bool:

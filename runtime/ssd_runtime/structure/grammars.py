@@ -39,6 +39,8 @@ MOST_RULES, MOST_REFERENCES = 200, 1000
 rules that refer to each other in turn, each of which may be empty: 200 take 3 seconds on Zen 3, 300 took 6."""
 RULE = re.compile(r'^[ \t]*[?!]?\w(?:[^:"/\n]|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/)*:', re.MULTILINE)
 """The name of a rule or a terminal with its attributes, whose texts may have colons."""
+LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:)", re.MULTILINE)
+"""What a grammar in Lark's notation has. llguidance's own pattern takes time with the square of empty lines."""
 STACK_BYTES = 256 << 20
 """Address space of a stack on which as many rules as a structure can have refer to each other in turn."""
 STACK_SIZE = Lock()
@@ -97,7 +99,7 @@ class Grammars:
     def _read(self, structure: Structure) -> LLMatcher:
         try:
             import llguidance
-            from llguidance.gbnf_to_lark import any_to_lark
+            from llguidance.gbnf_to_lark import gbnf_to_lark
         except ImportError:
             raise StructureError(
                 "structure: needs llguidance; install it with pip install '.[structured]' in a clone"
@@ -121,7 +123,10 @@ class Grammars:
             elif structure.kind == "regex":
                 text = kinds.grammar_from_regex(structure.text)
             else:
-                lark = any_to_lark(structure.text)
+                lark = structure.text
+                if not LARK.search(lark):
+                    _require_few("rules", lark.count("::="), MOST_RULES)
+                    lark = gbnf_to_lark(lark)
                 _require_few("rules", len(RULE.findall(lark)), MOST_RULES)
                 text = kinds.grammar_from_lark(lark)
             _require_few("references", structure.text.count('"$ref"'), MOST_REFERENCES)

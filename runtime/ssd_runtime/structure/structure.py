@@ -32,12 +32,13 @@ class Structure:
     """A JSON schema, a regular expression of the whole answer, or a grammar in Lark's or llama.cpp's notation."""
 
     def __post_init__(self) -> None:
-        if len(self.text) > MOST_CHARACTERS:
-            raise StructureError(f"structure: {len(self.text)} characters; give at most {MOST_CHARACTERS}")
+        _require_short(self.text)
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> Structure:
         """JSON that a schema allows. Raises StructureError for a schema that is no JSON object."""
+        if isinstance(schema, str):
+            _require_short(schema)
         try:
             value = json.loads(schema) if isinstance(schema, str) else schema
             text = json.dumps(value)
@@ -58,6 +59,11 @@ class Structure:
         if not texts or "" in texts:
             raise StructureError("structure: choices are texts that are not empty; give one or more")
         return cls("grammar", f"start: {' | '.join(quoted(text) for text in texts)}\n")
+
+
+def _require_short(text: str) -> None:
+    if len(text) > MOST_CHARACTERS:
+        raise StructureError(f"structure: {len(text)} characters; give at most {MOST_CHARACTERS}")
 
 
 def quoted(text: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
+from time import process_time
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.prompt_tokens import PromptTokens
+from ssd_runtime.loading.prompt_tokens import PromptTokens, any_of
 from tests.toy_tokenizers import ADDED, KINDS, SPECIAL
 
 PLAIN = st.lists(
@@ -53,6 +55,19 @@ def as_text(kind: str, text: str) -> list[int]:
             [each for each, _ in backend.pre_tokenizer.pre_tokenize_str(normal)] if backend.pre_tokenizer else [normal]
         )
     return [token.id for piece in pieces for token in backend.model.tokenize(piece)]
+
+
+@given(st.sets(st.text("ab<", min_size=1, max_size=6), max_size=9), st.text("ab<", max_size=60))
+@example({"a" * length for length in range(1, 60)}, "a" * 200)
+def test_the_pattern_of_tokens_finds_the_longest(texts: set[str], text: str) -> None:
+    one_by_one = "|".join(sorted(texts, key=len, reverse=True)) or "(?!)"
+    assert re.findall(any_of(texts), text) == re.findall(one_by_one, text)
+
+
+def test_places_where_many_tokens_might_begin_take_little_time() -> None:
+    pattern, began = re.compile(any_of(f"<SPECIAL_{number}>" for number in range(1000))), process_time()
+    assert pattern.search("<" * (1 << 20)) is None
+    assert process_time() - began < 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
