@@ -18,6 +18,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model, packed_model
+from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.loading.sources import find_model, find_packed
 from ssd_runtime.model.decoder import Decoder
@@ -29,6 +30,7 @@ from tests.gguf_files import EXPONENTS, GEMMA4, HYBRID_SIZES, MERGED, SCALES, SI
 from tests.models import VARIANTS, tiny_model
 from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.runtime.gguf.vocabularies import byte_level
+from tests.texts import TEXTS
 
 IDS = torch.arange(1, 60)[None]
 GEMMA: dict[str, Any] = {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
@@ -284,12 +286,32 @@ def test_a_files_template_for_tools_is_taken_for_tools(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
-    path, own = tmp_path / "model.gguf", {"": "plain", ".tool_use": "with tools", ".rag": "with documents"}
+    path, own = tmp_path / "model.gguf", {"": "{{ 1 }}", ".tool_use": "{{ 2 }}", ".rag": "{{ 3 }}"}
     templates = {f"tokenizer.chat_template{name}": text for name, text in own.items()}
     save_gguf(path, tiny_model("qwen2", **SIZES), Type.Q8_0, templates)
     tokenizer = load_model(str(path), "cpu", weights=weights).tokenizer
-    assert tokenizer.get_chat_template(None, [{"name": "f"}]) == "with tools"
-    assert tokenizer.get_chat_template(None) == "plain"
+    assert tokenizer.get_chat_template(None, [{"name": "f"}]) == "{{ 2 }}"
+    assert tokenizer.get_chat_template(None) == "{{ 1 }}"
+
+
+@pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
+def test_a_loaded_file_has_the_tokenizer_of_its_vocabulary(
+    pre: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers has one of its own for this architecture."""
+    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+    vocabulary, path = byte_level(pre), tmp_path / "model.gguf"
+    tokens = vocabulary["tokenizer.ggml.tokens"]
+    more = -len(tokens) % 16
+    padded = {
+        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{number}]" for number in range(more))],
+        "tokenizer.ggml.token_type": [*vocabulary["tokenizer.ggml.token_type"], *[5] * more],
+    }
+    model = tiny_model("qwen2", **{**SIZES, "vocab_size": len(tokens) + more})
+    save_gguf(path, model, Type.Q8_0, {**vocabulary, **padded})
+    made, _ = gguf_tokenizer(GgufIndex.read(path))
+    loaded = load_model(str(path), "cpu", weights="packed").tokenizer
+    assert all(loaded(text)["input_ids"] == made(text)["input_ids"] for text in TEXTS)
 
 
 def test_a_dense_granite_4_without_recurrences_is_a_granite(tmp_path: Path) -> None:

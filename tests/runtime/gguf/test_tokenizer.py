@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import pytest
 
@@ -22,9 +24,17 @@ KINDS = {
 BYTE_LEVEL_TOKENS = len(KINDS["qwen2"]["tokenizer.ggml.tokens"])
 MARKS = {"नमस्ते दुनिया", "สวัสดีชาวโลก", "e\u0301 a\u0308 n\u0303"}
 CASES = {"HelloWorldFooBar", "camelCaseAndPascalCase", "iPhone XMLHttpRequest", "year2024month11"}
-APPROXIMATED = {"tekken": MARKS, "gpt-4o": MARKS, "tiny_aya": CASES, "youtu": CASES}
+APPROXIMATED = {
+    "tekken": MARKS,
+    "gpt-4o": MARKS,
+    "tiny_aya": CASES,
+    "youtu": CASES,
+    "qwen2": {"e\u0301 a\u0308 n\u0303"},
+    "qwen35": {"e\u0301 a\u0308 n\u0303"},
+}
 """Texts that llama.cpp cuts otherwise than the models' own expressions, which it changed for its engine: its letters
-have no marks, or its words no inner capitals. Ours are the models' own."""
+have no marks, or its words no inner capitals; or it does not put letters and marks together. Ours are the models'
+own."""
 
 
 def tokenizer_of(path: Path, metadata: dict[str, Any]) -> tuple[Any, list[int]]:
@@ -77,7 +87,8 @@ def test_a_vocabulary_of_pairs_without_end_is_refused(
 
 
 def test_every_way_of_cutting_was_recorded() -> None:
-    assert set(PRE_TOKENIZERS.values()) == {PRE_TOKENIZERS[name] for name in PRE_TOKENIZERS if name in RECORDED["ids"]}
+    ways = {name: replace(each, nfc=False) for name, each in PRE_TOKENIZERS.items()}
+    assert set(ways.values()) == {ways[name] for name in ways if name in RECORDED["ids"]}
     distinct = {tuple(map(tuple, RECORDED["ids"][kind])) for kind in KINDS}
     assert len(distinct) >= len(KINDS) - 6, "texts that tell pre-tokenizers apart"
 
@@ -95,6 +106,7 @@ def test_decoding_gives_the_text_back(kind: str, tmp_path: Path) -> None:
     tokenizer, _ = tokenizer_of(tmp_path / "v.gguf", KINDS[kind])
     for text in (text for text in TEXTS if "<" not in text):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        text = normalize("NFC", text) if kind in ("qwen2", "qwen35") else text
         assert tokenizer.decode(ids) in (text, text.removeprefix(" "))
 
 
@@ -205,6 +217,7 @@ def test_an_answer_ends_at_every_token_that_says_so(
         ({"tokenizer.ggml.token_type": ["1"] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),
         ({"tokenizer.ggml.token_type": [1.0] * BYTE_LEVEL_TOKENS}, "token types are no whole numbers"),
         ({"tokenizer.chat_template": b"\xff{{ x }}"}, "chat_template is not UTF-8"),
+        ({"tokenizer.chat_template": "mistral-v7"}, "chat_template 'mistral-v7' is a name that llama.cpp knows"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "2 token types for"),
         ({"tokenizer.ggml.add_space_prefix": True}, "add_space_prefix is True"),
         ({"tokenizer.ggml.suppress_tokens": [1]}, "suppress_tokens"),

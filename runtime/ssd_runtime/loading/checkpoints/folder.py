@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ssd_artifacts.files import cache_folder
 from ssd_profiles.errors import UserError, first_line
 
 CONFIG, TOKENIZER_CONFIG, GENERATION_CONFIG = "config.json", "tokenizer_config.json", "generation_config.json"
@@ -48,6 +49,11 @@ def require_plain_files(spec: str, folder: Path) -> None:
             raise UserError(f"{spec}: {path.name} is larger than {MOST_BYTES >> 20} MiB; {ADVICE}")
     if (folder / ADAPTER).exists():
         raise UserError(f"{spec}: holds an adapter ({ADAPTER}); merge it into the model and save that")
+
+
+def converted_models() -> Path:
+    """The folder of the models whose folders were made from `.gguf` files."""
+    return cache_folder() / "models"
 
 
 def read_settings(spec: str, path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
@@ -24,6 +25,7 @@ from ssd_runtime.loading.checkpoints.folder import (
     ADVICE,
     GENERATION_CONFIG,
     TOKENIZER_CONFIG,
+    converted_models,
     guarded_loading,
     read_settings,
 )
@@ -52,9 +54,11 @@ def read_tokenizer(spec: str, folder: Path, config: PreTrainedConfig) -> PreTrai
             raise UserError(
                 f"{spec}: {TOKENIZER_CONFIG}: {str(named)[:60]} is no tokenizer that is installed; {ADVICE}"
             )
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            folder, config=config, trust_remote_code=False
-        )
+        # transformers replaces the tokenizers of some model types by one of its own, whatever vocabulary a file has.
+        if folder.parent == converted_models():
+            tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder)
+        else:
+            tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
         if _growth(tokenizer) > MOST_GROWTH:
             raise UserError(f"{spec}: tokenizer.json makes texts more than {MOST_GROWTH} times as long; {ADVICE}")
         tokenizer.encode(PROBE)  # some damage is found only when a text is encoded

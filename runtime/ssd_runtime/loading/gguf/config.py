@@ -18,8 +18,8 @@ from ssd_runtime.weights.gguf.file import EMBEDDING, HEAD
 from ssd_runtime.weights.gguf.header import ADVICE
 from ssd_runtime.weights.gguf.index import GgufIndex
 
-HARMLESS = ("vocab_size", "pooling_type")
-"""Keys that say again what tensors say, or that matter to embedding models alone."""
+HARMLESS = ("vocab_size", "pooling_type", "attention.layer_norm_epsilon")
+"""Keys that say again what tensors say, or that matter to embedding models or other norms alone."""
 NO_EXPERTS = ("expert_count", "expert_used_count")
 QUARTERED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Types of configurations that rotate a quarter of each head unless they say otherwise."""

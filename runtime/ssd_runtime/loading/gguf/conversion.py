@@ -13,17 +13,20 @@ from safetensors import SafetensorError
 from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from ssd_artifacts.files import cache_folder, clear_leftovers, new_folder
+from ssd_artifacts.files import clear_leftovers, new_folder
 from ssd_artifacts.fingerprint import file_digest
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.devices.memory import require_room
+from ssd_runtime.loading.checkpoints.folder import converted_models
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model
 from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
 
-VERSION = 5
+VERSION = 6
 """Counts the changes of what a conversion writes; folders of other versions are not used."""
+LONGEST_NAME = 120
+"""Bytes of a file's name in that of its folder: names have at most 255."""
 KEPT = "model.gguf"
 """Name of the file beside its settings, where it is kept there."""
 
@@ -41,7 +44,8 @@ def converted(name: str, digest: str, packed: bool, read: Callable[[], GgufIndex
     UserError if it cannot be.
     """
     kind = "-packed" if packed else ""
-    folder = cache_folder() / "models" / f"{name}-{digest[:12]}-v{VERSION}{kind}"
+    short = name.encode()[:LONGEST_NAME].decode(errors="ignore")
+    folder = converted_models() / f"{short}-{digest[:12]}-v{VERSION}{kind}"
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)

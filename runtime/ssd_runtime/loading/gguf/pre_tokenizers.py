@@ -6,7 +6,7 @@ two matches, is a piece of its own, which the following expressions cut further.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.gguf.header import FOLDER_INSTEAD
@@ -51,6 +51,8 @@ class PreTokenizer:
     """Whether a piece that is a token as a whole is not merged from its bytes."""
     add_bos: bool = False
     """Whether a text begins with the BOS token if the file does not say."""
+    nfc: bool = False
+    """Whether letters and marks that make one character are put together before. llama.cpp does not."""
 
 
 DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"))
@@ -79,12 +81,13 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer(LLAMA_3.patterns, ignore_merges=True)),
     **dict.fromkeys(
         (
-            *("qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open"),
+            *("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open"),
             *("grok-2",),
         ),
         QWEN_2,
     ),
-    "qwen35": QWEN_35,
+    "qwen2": replace(QWEN_2, nfc=True),
+    "qwen35": replace(QWEN_35, nfc=True),
     **dict.fromkeys(
         ("starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b", "mellum2"), SINGLE_DIGITS
     ),

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerFast
 
 from ssd_profiles.errors import UserError
+from ssd_profiles.printable import printable
 from ssd_runtime.loading.checkpoints.folder import guarded_loading
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.pre_tokenizers import pre_tokenizer
@@ -143,6 +144,12 @@ def _tokenizer(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> 
     about = re.sub("[^a-z0-9]", "", f"{index.architecture} {index.metadata.get('general.name')}".lower())
     _add_specials(tokenizer, vocabulary, strips=kind == "llama" and STRIPPING in about)
     template, with_tools = (metadata.optional(str, f"chat_template{end}") for end in ("", f".{WITH_TOOLS}"))
+    for text in filter(None, (template, with_tools)):
+        if "{{" not in text and "{%" not in text:
+            raise UserError(
+                f"{index.path}: chat_template {printable(text[:40])!r} is a name that llama.cpp knows, not a template; "
+                + FOLDER_INSTEAD
+            )
     # transformers takes the second one for requests with tools, and no other by itself.
     both = template is not None and with_tools is not None
     _add_ends_of_text(tokenizer, metadata, vocabulary, add_bos)
@@ -166,6 +173,8 @@ def _byte_level(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) ->
     metadata.expect("ggml.add_space_prefix", False)
     metadata.expect("ggml.remove_extra_whitespaces", False)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.ignore_merges))
+    if pre.nfc:
+        tokenizer.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in pre.patterns]
     bytes_ = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, bytes_])
