@@ -30,7 +30,8 @@ test: $(READY)
 ## What hangs on transformers, with the oldest one that is supported.
 OLDEST_TESTS = tests/runtime/gguf tests/runtime/templates/test_equal.py $(addprefix tests/runtime/,$(addsuffix .py, \
 	model/test_families loading/test_models loading/test_checkpoint model/test_parity model/test_decoder_parts \
-	sampling/test_sampling engine/test_output))
+	engine/test_output)) $(addprefix tests/runtime/sampling/test_sampling.py::, \
+	test_a_repetition_penalty_is_that_of_generate test_processors_are_those_of_generate_in_its_order)
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist worksteal $(OLDEST_TESTS) -m "not statistics"
 

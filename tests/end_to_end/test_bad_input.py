@@ -205,7 +205,8 @@ def test_a_compile_keeps_what_was_put_into_its_folder_meanwhile(
         return ""
 
     monkeypatch.setattr("ssd_compiler.build.html_report", put)
-    assert_refused(within(bad_room, compile_main, *compile_options("taken")), "taken exists and is not a bundle")
+    done = within(bad_room, compile_main, *compile_options("taken", evaluations=8, exits=0, loads="1"))
+    assert_refused(done, "taken exists and is not a bundle")
     assert kept.read_text() == "of years"
     shutil.rmtree(kept.parent)
 

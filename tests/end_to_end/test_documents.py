@@ -121,6 +121,7 @@ def test_the_texts_list_every_variable_of_the_environment_that_is_read() -> None
 
 
 @pytest.mark.model
+@pytest.mark.usefixtures("made_up_latencies")
 def test_the_python_example_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
