@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where Linux tells a container its limits, in one of two versions."""
+"""Folder of the limits that Linux sets a container, in one of two versions."""
 QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))
 """Files of each version, with the processors' time per period and the period, in microseconds."""
 

@@ -39,8 +39,8 @@ MOST_RULES, MOST_REFERENCES = 200, 1000
 rules that refer to each other in turn, each of which may be empty: 200 take 3 seconds on Zen 3, 300 took 6."""
 RULE = re.compile(r'^[ \t]*[?!]?\w(?:[^:"/\n]|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)*/)*:', re.MULTILINE)
 """The name of a rule or a terminal with its attributes, whose texts may have colons."""
-LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:)", re.MULTILINE)
-"""What a grammar in Lark's notation has. llguidance's own pattern takes time with the square of empty lines."""
+LARK = re.compile(r"^[^\S\n]*(%llguidance\b|start\s*:)", re.MULTILINE)
+"""Pattern of grammars in Lark's notation. llguidance's own takes time with the square of empty lines."""
 STACK_BYTES = 256 << 20
 """Address space of a stack on which as many rules as a structure can have refer to each other in turn."""
 STACK_SIZE = Lock()

@@ -161,10 +161,10 @@ def _kept(path: Path) -> Library | None:
     # Where a disk was full or lost its power, a file can end early: to load it would kill the process.
     header = os.pread(file, 64, 0).ljust(64, b"\0")
     sections, size, count = *struct.unpack_from("<Q", header, 40), *struct.unpack_from("<HH", header, 58)
-    if os.fstat(file).st_size < sections + size * count or not count:
-        return None
-    with suppress(OSError):  # that of a machine with a newer C library, which shares the folder, does not load
-        return Library(file, None)
+    if count and os.fstat(file).st_size >= sections + size * count:
+        with suppress(OSError):  # that of a machine with a newer C library, which shares the folder, does not load
+            return Library(file, None)
+    os.close(file)
     return None
 
 

@@ -65,6 +65,8 @@ class BoundedProtocol(H11Protocol):
         """Connections beyond the limit whose clients still send; the server's connections share it."""
         self._head: asyncio.TimerHandle | None = None
         self._send: asyncio.TimerHandle | None = None
+        self._unread = 0
+        """Unsent bytes of the answers when the idle connection was last looked at."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a head, unless there are too many connections."""
@@ -103,11 +105,11 @@ class BoundedProtocol(H11Protocol):
 
     def timeout_keep_alive_handler(self) -> None:
         """End an idle connection, once the client has read the answers or reads no more."""
-        if not self.transport.get_write_buffer_size():
+        left, before = self.transport.get_write_buffer_size(), self._unread
+        self._unread = left
+        if left in (0, before):
             self.transport.abort()
             return
-        if self._send is None:
-            self._await_reading()
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -142,7 +144,7 @@ class BoundedProtocol(H11Protocol):
         Nothing more is sent meanwhile.
         """
         left = self.transport.get_write_buffer_size()
-        self._send = None
+        self._end_send()
         if before is not None and left >= before:
             self.transport.abort()
         elif left:
