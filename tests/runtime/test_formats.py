@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,13 +13,14 @@ from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 
 from ssd_runtime.weights.gguf.blocks import dense
-from ssd_runtime.weights.gguf.tiles import LARGEST_EXPONENT, NUMBERS, format_of, tiles_of
+from ssd_runtime.weights.gguf.kernels import LARGEST_EXPONENT, OWN, kernel_of
 from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K, SIXTEEN
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import random_blocks
 
-KINDS = [kind for kind in Type if format_of(kind) is not None]
+KINDS = [kind for kind in Type if kind.name in OWN]
+NUMBERS = (Type.BF16, Type.F16)
 OUT, COLUMNS = 48, 768
 ROUNDING = 3e-7
 """Relative to the sum of magnitudes: products and sums are in fp32."""
@@ -26,9 +29,13 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C co
 
 def kernel_and_weight(kind: Type) -> tuple[Native, torch.Tensor]:
     data = random_blocks(kind, OUT, COLUMNS)
-    kept = format_of(kind)
-    assert kept is not None
-    return Native(kept, tiles_of(data, kind), COLUMNS), weight_of(data, kind)
+    return native(data, kind), weight_of(data, kind)
+
+
+def native(data: NDArray[Any], kind: Type, bias: torch.Tensor | None = None) -> Native:
+    found = kernel_of([(data, kind)], kind.name, bias)
+    assert isinstance(found, Native)
+    return found
 
 
 def weight_of(data: NDArray[np.uint8], kind: Type) -> torch.Tensor:
@@ -72,15 +79,13 @@ LOW_BITS = {Type.Q8_0: (slice(2, 34), 0x0F), Type.Q6_K: (slice(0, 128), 0x33)}
 def test_a_draft_multiplies_by_the_mean_of_all_weights_with_the_same_high_bits(kind: Type) -> None:
     torch.manual_seed(0)
     data, (places, bits) = random_blocks(kind, OUT, COLUMNS), LOW_BITS[kind]
-    kept = format_of(kind)
-    assert kept is not None
     ends = []
     for low in (0, bits):
         blocks = data.reshape(OUT, -1, GGML_QUANT_SIZES[kind][1]).copy()
         blocks[..., places] = blocks[..., places] & ~np.uint8(bits) | np.uint8(low)
         ends.append(blocks.reshape(OUT, -1))
     weight = (weight_of(ends[0], kind) + weight_of(ends[1], kind)) / 2
-    drafts = [Native(kept, tiles_of(each, kind), COLUMNS).draft for each in (data, *ends)]
+    drafts = [native(each, kind).draft for each in (data, *ends)]
     for rows in (1, 3, 8, 17):
         x = torch.randn(rows, COLUMNS)
         exact, magnitude = rounded(x, kind) @ weight.T, rounded(x, kind).abs() @ weight.abs().T
@@ -92,7 +97,7 @@ def test_a_draft_multiplies_by_the_mean_of_all_weights_with_the_same_high_bits(k
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_weight_takes_the_bytes_that_it_has_in_the_file(kind: Type) -> None:
     columns, size = GGML_QUANT_SIZES[kind]
-    kept = format_of(kind)
+    kept = OWN[kind.name]
     of_file = 8 * size / columns
     assert of_file <= kept.bits <= of_file * (1.04 if kept is Q3_K else 1.0)
     assert kernel_and_weight(kind)[0].nbytes == OUT * COLUMNS * kept.bits / 8
@@ -101,11 +106,11 @@ def test_a_weight_takes_the_bytes_that_it_has_in_the_file(kind: Type) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_outputs_that_fill_no_tile_are_those_of_a_weight_with_more(kind: Type) -> None:
     torch.manual_seed(0)
-    data, bias, kept = random_blocks(kind, OUT, COLUMNS), torch.randn(OUT), format_of(kind)
-    whole = Native(kept, tiles_of(data, kind), COLUMNS, bias)
+    data, bias = random_blocks(kind, OUT, COLUMNS), torch.randn(OUT)
+    whole = native(data, kind, bias)
     x, residual = torch.randn(9, COLUMNS), torch.randn(9, OUT)
     for out in (1, OUT - 15, OUT - 1):
-        part = Native(kept, tiles_of(data[:out], kind), COLUMNS, bias[:out], out)
+        part = native(data[:out], kind, bias[:out])
         assert part.out_features == out
         for rows in (1, 9):
             assert torch.equal(part(x[:rows]), whole(x[:rows])[:, :out])
@@ -113,10 +118,25 @@ def test_outputs_that_fill_no_tile_are_those_of_a_weight_with_more(kind: Type) -
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_row_of_one_block_is_packed_wherever_it_lies(kind: Type) -> None:
-    """Rows are packed 256 at a time."""
-    data = random_blocks(kind, 257, max(GROUP, GGML_QUANT_SIZES[kind][0]))
-    assert torch.equal(tiles_of(data, kind)[16:], tiles_of(data[256:], kind))
+def test_parts_of_a_weight_are_ordered_as_the_whole_is(kind: Type) -> None:
+    """Also where they lie apart in the file, or have a single block."""
+    data = random_blocks(kind, 39, max(GROUP, GGML_QUANT_SIZES[kind][0]))
+    apart = np.repeat(data, 2, axis=0)[::2]
+    parts = kernel_of([(apart[:16], kind), (data[16:32], kind), (data[32:], kind)], kind.name, None)
+    x = torch.randn(3, parts.in_features)
+    assert torch.equal(parts(x), native(data, kind)(x))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_no_block_is_read_or_written_out_of_bounds(kind: Type) -> None:
+    data, kept = random_blocks(kind, 17, COLUMNS), OWN[kind.name]
+    found = library()
+    assert found is not None
+    for size, begin, columns in ((-1, 0, COLUMNS), (0, 1, COLUMNS), (0, -1, COLUMNS), (0, 0, COLUMNS + GROUP)):
+        tiles = torch.zeros(kept.nbytes(17, COLUMNS) + size, dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match="blocks"):
+            found.repack(kept.number, data, columns, tiles, begin)
+        assert not tiles.any()
 
 
 @pytest.mark.parametrize("out", [OUT, OUT - 7])
@@ -130,14 +150,14 @@ def test_a_weight_of_16_bits_is_kept_to_the_bit(dtype: torch.dtype, out: int) ->
 
 
 def test_exponents_that_no_model_has_are_refused() -> None:
-    data, kept = random_blocks(Type.MXFP4, OUT, COLUMNS), format_of(Type.MXFP4)
+    data = random_blocks(Type.MXFP4, OUT, COLUMNS)
     data.reshape(OUT, -1, 17)[..., 0] = LARGEST_EXPONENT
     expected = weight_of(data, Type.MXFP4).sum(1)
-    product = Native(kept, tiles_of(data, Type.MXFP4), COLUMNS)(torch.ones(1, COLUMNS))[0]
+    product = native(data, Type.MXFP4)(torch.ones(1, COLUMNS))[0]
     torch.testing.assert_close(product.double(), expected)
     data.reshape(OUT, -1, 17)[-1, -1, 0] = LARGEST_EXPONENT + 1
     with pytest.raises(ValueError, match="scales above"):
-        tiles_of(data, Type.MXFP4)
+        native(data, Type.MXFP4)
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.F16], ids=lambda kind: kind.name)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import mmap
-
 import pytest
 import torch
 
-from ssd_runtime.weights.kernels.huge_pages import LINE, use_huge_pages
-from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.kernels.huge_pages import LEAST, LINE, HugePages
+from ssd_runtime.weights.kernels.native import Native, use_huge_pages
 from ssd_runtime.weights.native.library import library
 
-pytestmark = pytest.mark.skipif(
-    library() is None or not hasattr(mmap, "MADV_HUGEPAGE"), reason="needs our own kernels, and Linux"
-)
+pytestmark = pytest.mark.skipif(library() is None, reason="needs our own kernels")
 
 
 def kernels(count: int) -> list[Native]:
@@ -39,3 +35,12 @@ def test_weights_move_once_and_those_that_come_later_move_alone() -> None:
     use_huge_pages([*first, *later])
     assert first[0]._blocks.data_ptr() == place
     assert all(kernel.moved for kernel in later)
+
+
+def test_memory_is_given_once_whatever_its_size() -> None:
+    memory = HugePages()
+    taken = [memory.take(count) for count in (1, LINE, LEAST - 2 * LINE, LEAST + 1, 0, 5)]
+    for number, each in enumerate(taken):
+        each.fill_(number)
+    assert all((each == number).all() for number, each in enumerate(taken))
+    assert [len(each) for each in taken] == [1, LINE, LEAST - 2 * LINE, LEAST + 1, 0, 5]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.native import GROUP, Native
 from ssd_runtime.weights.native import library as native
 from ssd_runtime.weights.native.library import NEEDED, library
@@ -72,11 +73,10 @@ def test_a_draft_reads_its_weights_memory_and_runs_where_it_does() -> None:
         assert kernel.draft is not None
         kernel.own_threads = own
         assert kernel.draft.own_threads == own
-    room = torch.empty(kernel.nbytes, dtype=torch.uint8)
-    kernel.move(room)
+    kernel.move(HugePages())
     x = torch.randn(3, 64)
     assert kernel.draft(x).any()
-    room.zero_()
+    kernel._blocks.zero_()
     assert not kernel.draft(x).any()
 
 

@@ -13,8 +13,7 @@ from ssd_profiles.mask import BITS, SubLayerPlan
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.model.layer.layer_inputs import LayerInputs
 from ssd_runtime.weights.draft_bits import DraftBits
-from ssd_runtime.weights.kernels.huge_pages import use_huge_pages
-from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.kernels.native import Native, use_huge_pages
 from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, named
 
 MOST_NESTED = 0.75

@@ -22,6 +22,7 @@ from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
 from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, joined_parts, parts_of, shape_of_parts
+from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.kernel import Kernel, computes
 
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
@@ -58,6 +59,7 @@ class GgufFile:
         self._alternate = layout.experts_alternate
         self._shared = ".mlp.shared_expert." if getattr(config, "num_local_experts", None) else ".mlp."
         self._mapped = MappedTensors(index)
+        self._memory = HugePages()
         self._places = dict(index.tensors)
         self._halves = dict[str, tuple[str, int]]()
         self._joined = dict[str, tuple[str, str]]()
@@ -225,7 +227,7 @@ class GgufFile:
         parts = [part for module in modules for part in parts_of(f"{module}.weight")]
         stored = [self.stored(part) for part in parts]
         try:
-            kernel = kernel_of(stored, form, bias)
+            kernel = kernel_of(stored, form, bias, self._memory)
         except ValueError as error:
             raise UserError(f"{self.path}: tensor {self._name_of(parts[0])} {error}; {ADVICE}") from None
         self.requantised |= {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from ssd_runtime.weights.gguf.blocks import DENSE, LEVELS4, levels4, requantised
 from ssd_runtime.weights.gguf.index import GgufIndex
-from ssd_runtime.weights.gguf.tiles import format_of, tiles_of
-from ssd_runtime.weights.kernels.formats import FORMATS, Q8_0, TILE, tiles8
+from ssd_runtime.weights.kernels.formats import FORMATS, Q8_0, TILE
+from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8, quantised
 from ssd_runtime.weights.kernels.kernel import Kernel
-from ssd_runtime.weights.kernels.native import Native, quantised_groups
+from ssd_runtime.weights.kernels.native import Native, blocks8, quantised_groups
 
 Stored = tuple[NDArray[np.uint8], Type]
 """Blocks [out, bytes] and their type."""
@@ -34,6 +35,9 @@ OWN = {kept.name: kept for kept in FORMATS}
 BITS: dict[str | None, float] = {**{name: kept.bits for name, kept in OWN.items()}, FOUR: 5.0, EIGHT: 8.0, None: 32.0}
 """Bits that a number takes in each form; None is for dense tensors."""
 
+LARGEST_EXPONENT = 200
+"""Largest exponent of MXFP4 that is served; it is 2^72, far above any model's."""
+
 
 def form_of(shape: Sequence[int], kind: Type, is_last: bool = True) -> str | None:
     """The name of the form in which a tensor [..., out, in] is served; None for dense ones.
@@ -41,7 +45,7 @@ def form_of(shape: Sequence[int], kind: Type, is_last: bool = True) -> str | Non
     Tensors of one form can share a kernel, of which only the last may end within a tile.
     """
     rows, columns = (1, *shape)[-2:]
-    kept = format_of(kind) or (None if kind in DENSE else Q8_0)
+    kept = OWN.get(kind.name) or (None if kind in DENSE else Q8_0)
     if kept is not None and (is_last or rows % TILE == 0) and Native.can_serve(columns):
         return kept.name
     if kind in DENSE:
@@ -60,8 +64,11 @@ def is_kept(kind: Type, form: str) -> bool:
     return form == kind.name or form == FOUR
 
 
-def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None) -> Kernel:
-    """The kernel of tensors of one form that share an input."""
+def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None, memory: HugePages | None = None) -> Kernel:
+    """The kernel of tensors of one form that share an input; `memory` is for our own.
+
+    Raises ValueError for scales that no model has.
+    """
     if form == FOUR:
         fours = [levels4(*each) for each in stored]
         levels, scale, zero = (
@@ -71,11 +78,14 @@ def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None) -> Kerne
     if form == EIGHT:
         whole = [requantised(*each, quantised) for each in stored]
         return Int8(torch.cat([levels for levels, _ in whole]), torch.cat([scale for _, scale in whole]), bias)
-    tiles = [
-        tiles_of(*each) if is_kept(each[1], form) else tiles8(*requantised(*each, quantised_groups)) for each in stored
-    ]
-    out = sum(len(data) for data, _ in stored)
-    return Native(OWN[form], torch.cat(tiles), _columns(*stored[0]), bias, out)
+    return Native.of_blocks(OWN[form], [_blocks(*each, form) for each in stored], _columns(*stored[0]), bias, memory)
+
+
+def _blocks(data: NDArray[Any], kind: Type, form: str) -> NDArray[Any]:
+    """The blocks or numbers `data` [out, bytes], or such of 8 bits if the form is another."""
+    if kind == Type.MXFP4 and data.reshape(len(data), -1, GGML_QUANT_SIZES[kind][1])[..., 0].max() > LARGEST_EXPONENT:
+        raise ValueError(f"has scales above 2^{LARGEST_EXPONENT - 128}")
+    return data if is_kept(kind, form) else blocks8(*requantised(data, kind, quantised_groups))
 
 
 def _columns(data: NDArray[np.uint8], kind: Type) -> int:

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Iterable, Sequence
 from copy import copy
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_runtime.weights.kernels.formats import (
-    GROUP,
-    Q4_1,
-    Q8_0,
-    SIXTEEN,
-    TILE,
-    Format,
-    halves,
-    numbers16,
-    tiles8,
-    tiles16,
-    whole_tiles,
-)
+from ssd_runtime.weights.kernels.formats import GROUP, Q4_1, Q8_0, SIXTEEN, TILE, Format, numbers16, whole_tiles
+from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.native.library import COUNT, POINTER, fields, floats, library
+from ssd_runtime.weights.native.library import COUNT, POINTER, Library, fields, floats, library
 
 SMALLEST_SCALE = 2.0**-24
 """The smallest positive number of fp16."""
@@ -64,24 +57,21 @@ class Native:
     def __init__(
         self, kept: Format, tiles: Tensor, columns: int, bias: Tensor | None = None, out: int | None = None
     ) -> None:
-        """`tiles` uint8 [tiles, bytes] are those of a weight [out, columns] (`Format.tiles`).
+        """`tiles` uint8 [bytes] are those of a weight [out, columns] (`native/formats.h`).
 
         They have 16 outputs each, of which `out` are the weight's; by default all. Raises RuntimeError where the code
         cannot run.
         """
-        found = library()
-        if found is None:
-            raise RuntimeError("no compiled code for this processor")
-        self.library = found
+        self.library = _required()
         self._kept = kept
         self.rounding = torch.int8 if kept.has_levels else torch.float32
         self._draft: Native | None = None
         self._nested = False
         self._chosen: Tensor | None = None
-        self.name = f"{found.instructions}{kept.short}"
-        whole = len(tiles) * TILE
+        self.name = f"{self.library.instructions}{kept.short}"
+        whole = len(tiles) // kept.nbytes(TILE, columns) * TILE
         self.out_features, self.in_features = whole if out is None else out, columns
-        self._blocks = kept.joined(tiles, columns)
+        self._blocks = tiles
         padded = None if bias is None else whole_tiles(bias.float()).contiguous()
         self.bias = None if padded is None else padded[: self.out_features]
         self._about = _Weight(
@@ -89,19 +79,42 @@ class Native:
             whole,
             self.in_features,
             0,
-            self._blocks.nbytes,
+            tiles.nbytes,
             0 if padded is None else padded.nbytes,
-            self._blocks.data_ptr(),
+            tiles.data_ptr(),
             None if padded is None else padded.data_ptr(),
             padding=whole - self.out_features,
         )
         self.address = ctypes.addressof(self._about)
         self.moved = False
 
-    def move(self, room: Tensor) -> None:
-        """Keep the packed weight in `room` [nbytes], uint8, from now on."""
-        self._blocks = room.copy_(self._blocks)
-        self._about.blocks = room.data_ptr()
+    @classmethod
+    def of_blocks(
+        cls,
+        kept: Format,
+        parts: Sequence[NDArray[Any]],
+        columns: int,
+        bias: Tensor | None = None,
+        memory: HugePages | None = None,
+    ) -> Native:
+        """A weight of parts [out, bytes], one below the other, which are blocks or numbers as in a `.gguf` file.
+
+        Only the last may end within a tile. With `memory` it lies there.
+        """
+        size = kept.nbytes(sum(map(len, parts)), columns)
+        tiles = torch.empty(size, dtype=torch.uint8) if memory is None else memory.take(size)
+        begin = 0
+        for part in parts:
+            _required().repack(kept.number, part, columns, tiles, begin)
+            begin += len(part) // TILE
+        found = cls(kept, tiles, columns, bias, sum(map(len, parts)))
+        found.moved = memory is not None
+        return found
+
+    def move(self, memory: HugePages) -> None:
+        """Keep the packed weight in `memory` from now on; no call may be running."""
+        self._blocks = memory.take(self.nbytes).copy_(self._blocks)
+        self._about.blocks = self._blocks.data_ptr()
         self.moved = True
         self._draft = None
 
@@ -141,18 +154,19 @@ class Native:
     @classmethod
     def of4(cls, levels: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> Native:
         """A weight (levels - 8) × scale + zero: levels from 0 to 15 [out, in], scale and zero [out, in / 32]."""
-        scales = torch.cat([halves(scale), halves(zero - 8 * scale)], -1)
-        return cls(Q4_1, Q4_1.tiles(levels.to(torch.uint8), scales), levels.shape[1], bias, len(levels))
+        low, high = levels.to(torch.uint8).unflatten(1, (-1, 2, GROUP // 2)).unbind(2)
+        return cls.of_blocks(Q4_1, [_blocks(low | high << 4, scale, zero - 8 * scale)], levels.shape[1], bias)
 
     @classmethod
     def of8(cls, levels: Tensor, scale: Tensor, bias: Tensor | None = None) -> Native:
         """A weight levels × scale: levels int8 [out, in], scale [out, in / 32], rounded to fp16."""
-        return cls(Q8_0, tiles8(levels, scale), levels.shape[1], bias, len(levels))
+        return cls.of_blocks(Q8_0, [blocks8(levels, scale)], levels.shape[1], bias)
 
     @classmethod
     def of16(cls, weight: Tensor, bias: Tensor | None = None) -> Native:
         """A weight [out, in] in bf16 or fp16, every number of which is kept."""
-        return cls(SIXTEEN[weight.dtype], tiles16(weight), weight.shape[1], bias, len(weight))
+        numbers = weight.detach().contiguous().view(torch.uint8).numpy()
+        return cls.of_blocks(SIXTEEN[weight.dtype], [numbers], weight.shape[1], bias)
 
     @property
     def has_numbers(self) -> bool:
@@ -227,6 +241,34 @@ class Native:
             return y
         y = y[:, : self.out_features]
         return y if residual is None else y + residual
+
+
+def use_huge_pages(kernels: Iterable[Native]) -> None:
+    """Move the weights of kernels that were not moved yet into huge pages; no call may be running on them."""
+    memory = HugePages()
+    for kernel in kernels:
+        if not kernel.moved:
+            kernel.move(memory)
+
+
+def _required() -> Library:
+    """The C code. Raises RuntimeError where it cannot run."""
+    found = library()
+    if found is None:
+        raise RuntimeError("no compiled code for this processor")
+    return found
+
+
+def blocks8(levels: Tensor, scale: Tensor) -> NDArray[np.uint8]:
+    """The blocks [out, bytes] of Q8_0 for levels int8 [out, in] and scales [out, in / 32], rounded to fp16."""
+    return _blocks(levels.view(torch.uint8).unflatten(1, (-1, GROUP)), scale)
+
+
+def _blocks(levels: Tensor, *scales: Tensor) -> NDArray[np.uint8]:
+    """Blocks [out, bytes] of scales [out, groups] and bytes of levels [out, groups, n]."""
+    pairs = [each.to(torch.float16)[..., None].view(torch.uint8) for each in scales]
+    found: NDArray[np.uint8] = torch.cat([*pairs, levels], -1).flatten(1).numpy()
+    return found
 
 
 def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:

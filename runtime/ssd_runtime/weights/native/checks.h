@@ -6,6 +6,7 @@
 #include "attention.h"
 #include "experts.h"
 #include "recurrence.h"
+#include "repack.h"
 
 #define LARGEST (INT64_C(1) << 28) /* Most rows, columns, outputs or slots, so that no product overflows. */
 
@@ -15,6 +16,7 @@
     RULE(FORMAT, "a weight is stored in a known format")                                                   \
     RULE(WEIGHT, "a weight has whole tiles of 16 outputs and whole groups of 32 columns, and not too many")\
     RULE(BLOCKS, "a weight's blocks are as large as its bits, outputs and columns say")                    \
+    RULE(STORED, "a file's blocks fill whole rows, and there are tiles for all of these")                  \
     RULE(CHOSEN, "chosen tiles are the weight's, and only of a weight that is multiplied by itself")       \
     RULE(BIAS, "a bias has a number for each output")                                                      \
     RULE(ROWS, "the number of rows is from 0 to 2^28")                                                     \
@@ -93,6 +95,18 @@ static int check_tiles(const Weight *weight) {
     REQUIRE(CHOSEN, !weight->chosen || within(weight->number, 1));
     for (int64_t i = 0; weight->chosen && i < weight->number; i++)
         REQUIRE(CHOSEN, weight->chosen[i] >= 0 && weight->chosen[i] < weight->out / TILE);
+    return AGREED;
+}
+
+static int check_stored(int64_t format, const uint8_t *from, int64_t bytes, int64_t out, int64_t in, const uint8_t *to,
+                        int64_t to_bytes, int64_t begin)
+{
+    REQUIRE(POINTERS, from && to);
+    REQUIRE(FORMAT, format >= 0 && format < Q8_0_DRAFT);
+    REQUIRE(WEIGHT, within(out, 1) && within(in, GROUP));
+    REQUIRE(STORED, in % stored[format].columns == 0 && bytes == out * (in / stored[format].columns * stored[format].bytes));
+    const int64_t size = tile_bytes(formats[format], in / GROUP);
+    REQUIRE(STORED, to_bytes % size == 0 && within(begin, 0) && begin + (out + TILE - 1) / TILE <= to_bytes / size);
     return AGREED;
 }
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import torch  # its OpenMP library is the one that the code finds
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
@@ -50,6 +52,8 @@ class Library:
         self.instructions = INSTRUCTIONS[ctypes.c_int.in_dll(functions, "lanes").value]
         sized = (POINTER, COUNT)
         rows, memory = (*sized, COUNT), (*sized, ctypes.c_int)
+        self._repack = functions.repack
+        self._repack.argtypes = (COUNT, *sized, COUNT, COUNT, *sized, COUNT)
         self.linear = functions.linear
         self.linear.argtypes = (POINTER, POINTER, *rows, *sized, POINTER, *memory)
         self.mlp = functions.mlp
@@ -80,6 +84,18 @@ class Library:
         if code:
             raise self.refusal(code)
         return y
+
+    def repack(self, number: int, blocks: NDArray[np.uint8], columns: int, tiles: Tensor, begin: int) -> None:
+        """Order a file's `blocks` [out, bytes] of a format as the tiles from `begin` on of a weight of these columns.
+
+        Raises RuntimeError with the rule of `checks.h` that the call breaks.
+        """
+        source, out = np.ascontiguousarray(blocks), len(blocks)
+        code = self._repack(
+            number, source.ctypes.data, source.nbytes, out, columns, tiles.data_ptr(), tiles.nbytes, begin
+        )
+        if code:
+            raise self.refusal(code)
 
     def refusal(self, code: int) -> RuntimeError:
         """The error for a call that returned `code` and did nothing, with the rule of `checks.h` that it breaks."""

@@ -9,8 +9,21 @@ void set_torch_threads(int threads) {
     omp_set_num_threads(threads);
 }
 
-/* y [n, out] = W norm(x) + residual. `memory` [floats] holds the rows as the weight takes them (`rows.h`). This and all of the following return the
- * code of the rule that a call breaks (`checks.h`), and then have touched nothing. */
+/* Order `out` outputs of a file, of `in` columns, as the tiles `begin`, ... of a weight `to`; zeros fill the last one. Returns
+ * the code of the rule that a call breaks (`checks.h`), and then has touched nothing, as all of the following do. */
+int repack(int64_t format, const uint8_t *from, int64_t bytes, int64_t out, int64_t in, uint8_t *to, int64_t to_bytes,
+           int64_t begin)
+{
+    AGREE(check_stored(format, from, bytes, out, in, to, to_bytes, begin));
+    const int64_t groups = in / GROUP, size = blocks_bytes(formats[format], groups);
+    const int64_t rest = groups * second_bytes(formats[format]), row = bytes / out;
+    uint8_t *first = to + begin * size, *second = to + to_bytes / (size + rest) * size + begin * rest;
+    for (int64_t left = out; left > 0; left -= TILE, from += TILE * row, first += size, second += rest)
+        repack_tile((int)format, from, row, left < TILE ? left : TILE, groups, first, second);
+    return AGREED;
+}
+
+/* y [n, out] = W norm(x) + residual. `memory` [floats] holds the rows as the weight takes them (`rows.h`). */
 int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes, int64_t n, const float *residual,
            int64_t residual_bytes, float *y, float *memory, int64_t floats, int wanted)
 {
