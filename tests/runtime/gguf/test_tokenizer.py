@@ -185,6 +185,8 @@ def with_tokens(metadata: dict[str, Any], tokens: dict[str, int], **roles: str) 
         ({"<stop>": 3}, {"eos": "<|im_end|>", "eom": "<stop>"}, {"<|im_end|>", "<stop>"}),
         ({"<|eot_id|>": 1}, {}, {"<|im_end|>", "<|eot_id|>"}),
         ({"</s>": 1}, {}, {"<|im_end|>"}),
+        ({"</s>": 4}, {}, {"<|im_end|>"}),
+        ({"<eos>": 1, "<turn|>": 1}, {}, {"<|im_end|>", "<eos>", "<turn|>"}),
         ({"</s>": 3, "<|file_sep|>": 3}, {}, {"<|im_end|>", "</s>", "<|file_sep|>"}),
         ({"<|end|>": 3}, {}, {"<|im_end|>", "<|end|>"}),
         ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {}, {"<|im_end|>", "<|return|>", "<|call|>"}),

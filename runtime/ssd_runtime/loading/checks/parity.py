@@ -88,7 +88,9 @@ def require_independent_rows(decoder: Decoder) -> None:
 def _relative_rms(got: Tensor, expected: Tensor) -> float:
     """Root mean square of the differences ÷ that of the centred `expected`, over its finite entries."""
     finite = expected.isfinite()
-    if not finite.any():
+    if not finite.all():
+        got, expected = got[finite], expected[finite]
+    if not expected.numel():
         return 0.0
-    centred = expected[finite] - expected[finite].mean()
-    return float((got[finite] - expected[finite]).norm() / centred.norm().clamp(min=1e-9))
+    centred = expected - expected.mean()
+    return float((got - expected).norm() / centred.norm().clamp(min=1e-9))

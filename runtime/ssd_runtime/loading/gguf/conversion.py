@@ -23,7 +23,7 @@ from ssd_runtime.loading.gguf.models import dense_model
 from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
 
-VERSION = 6
+VERSION = 7
 """Counts the changes of what a conversion writes; folders of other versions are not used."""
 LONGEST_NAME = 120
 """Bytes of a file's name in that of its folder: names have at most 255."""

@@ -37,6 +37,10 @@ BEYOND_MESSAGES = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 """Tokens beside which `<|end|>` ends a message of an answer, such as its thoughts, and not the answer (GPT-OSS)."""
 CONTROL_LIKE = ("<|", "<｜")
 """Prefixes of control tokens' names; such a token is a control token even if the file calls it ordinary."""
+NEVER_TEXT = ("<eos>", "<turn|>")
+"""Ends of answers that the files of Gemma-4 call ordinary."""
+HTML = "</s>"
+"""It ends answers of Llama, and strikes text through in those of Gemma, whose files list it among the tags of HTML."""
 END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 """Keys of tokens that end an answer."""
 OTHER_KEYS = ("seperator", "cls", "mask", "fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle")
@@ -114,8 +118,10 @@ class Vocabulary:
 
 
 def _ends(token: str, kind: int) -> bool:
-    """Whether a token ends an answer by its name. `</s>` and its like may be ordinary text, as in Qwen's vocabulary."""
-    return token in ENDS and (kind != TokenType.NORMAL or token.startswith(CONTROL_LIKE))
+    """Whether a token ends an answer by its name. Some names may be ordinary text, as in Qwen's vocabulary."""
+    if token == HTML:
+        return kind == TokenType.CONTROL
+    return token in ENDS and (kind != TokenType.NORMAL or token.startswith(CONTROL_LIKE) or token in NEVER_TEXT)
 
 
 def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]]:
