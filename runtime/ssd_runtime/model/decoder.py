@@ -87,7 +87,8 @@ class Decoder:
             self.projections = Projections(self.layers, output, self._inputs)
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers, self.packed)
-            rotary = RotaryTables(base, self.family, like=torch.empty(0, dtype=self.dtype, device=self.device))
+            like = torch.empty(0, dtype=self.dtype, device=self.device)
+            rotary = RotaryTables(base, self.family, like, self.shape.max_context)
         self.layer_kinds = tuple(layer.about.name for layer in self.layers)
         self.rope_switch = rotary.switch
         """All tokens of a longer sequence are rotated by other angles (longrope); None for other models."""

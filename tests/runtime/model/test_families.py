@@ -117,6 +117,20 @@ def test_decoding_crosses_the_original_context_of_yarn() -> None:
     assert (ours - logits).abs().max() <= TOLERANCE[torch.float32] * logits.abs().max()
 
 
+@pytest.mark.parametrize("context", [60, 300])
+@torch.no_grad()
+def test_a_rotary_module_is_asked_for_no_position_after_the_context(context: int) -> None:
+    """A dynamic embedding rotates all positions by other angles once it was asked for one of these."""
+    model = tiny_model("llama", max_position_embeddings=context)
+    furthest = list[int]()
+    model.model.rotary_emb.register_forward_hook(lambda _module, given, _out: furthest.append(int(given[1].max())))
+    session = Session(Decoder(model))
+    while session.committed < context:
+        session.forward([3] * 20)
+        session.commit([3] * 20)
+    assert max(furthest) < context
+
+
 @torch.no_grad()
 def test_forward_follows_modules_put_in_place_of_others() -> None:
     """As adapters are, which keep the module they stand for."""

@@ -27,6 +27,7 @@ class RotaryTable:
         self,
         module: Callable[..., tuple[Tensor, Tensor]],
         like: Tensor,
+        max_context: int,
         switch: int | None = None,
         name: str = "default",
         alternate: bool = False,
@@ -34,15 +35,18 @@ class RotaryTable:
     ) -> None:
         """`module` is transformers': it returns cos and sin [1, n, width] of positions [1, n], in the dtype of `like`.
 
+        It is asked for no position after `max_context` that no sequence has: angles of a module may change there.
         `alternate` pairs neighbouring columns (`rotate`); `once` says that the module has one angle per pair.
         """
         self._module = module
         self._alternate, self._once = alternate, once
         self._like = like
+        self._max_context = max_context
         self._switch = switch
         self._arguments = {} if name == "default" else {"layer_type": name}
         self._lock = Lock()
-        self._tables = {long: self._compute(256, long) for long in ((False, True) if switch else (False,))}
+        first = min(256, max_context)
+        self._tables = {long: self._compute(first, long) for long in ((False, True) if switch else (False,))}
 
     def rows(self, positions: Tensor | slice, end: int, long: bool = False) -> Rotation:
         """The rotation of positions below `end`; with `long`, that of a sequence of more than `switch` tokens."""
@@ -52,7 +56,7 @@ class RotaryTable:
             with self._lock:
                 have = self._tables[long][0].shape[0]
                 if end > have:
-                    self._tables[long] = self._compute(max(end, 2 * have), long)
+                    self._tables[long] = self._compute(max(end, min(2 * have, self._max_context)), long)
             cos, sin = self._tables[long]
         return cos[positions], sin[positions]
 
@@ -76,8 +80,8 @@ class RotaryTable:
 class RotaryTables:
     """The tables of a model's rotary embeddings, by name."""
 
-    def __init__(self, base: Any, family: Family, like: Tensor) -> None:
-        """Those of the base model `base`, in the dtype and on the device of `like`."""
+    def __init__(self, base: Any, family: Family, like: Tensor, max_context: int) -> None:
+        """Those of the base model `base`, in the dtype and on the device of `like`, for up to `max_context` tokens."""
         config = base.config
         types = rope_types(config, family)
         self.switch: int | None = None
@@ -88,6 +92,7 @@ class RotaryTables:
             name: RotaryTable(
                 module=getattr(base, family.rotary),
                 like=like,
+                max_context=max_context,
                 switch=self.switch,
                 name=name,
                 alternate=family.pairs_alternate,
