@@ -17,7 +17,7 @@ from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.family.families import FAMILIES, max_context
+from ssd_runtime.model.family.families import FAMILIES, family_of, max_context
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from tests.models import NEWER, SMALL, SWITCH, VARIANTS, VOCABULARY, tiny_model
@@ -210,3 +210,22 @@ def test_unsupported_features_are_refused(kind: str, changes: dict[str, object],
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **{**SMALL, **changes}))
     with pytest.raises(UserError, match=what):
         Decoder(model)
+
+
+@pytest.mark.skipif("olmo3" in NEWER, reason="this transformers lacks the family")
+@torch.no_grad()
+def test_parameters_of_all_layers_that_layer_types_repeat_are_served() -> None:
+    """OLMo-3's, as the first 5.x versions save them: later ones add those of layer types, and keep the former."""
+    model = tiny_model("olmo3-sliding", rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    require_faithful(Decoder(model))
+
+
+@pytest.mark.parametrize(
+    ("rope", "unread"), [({**YARN, **ORIGINAL}, "rope_type, factor"), ({"rope_theta": 5e5}, "rope_theta")]
+)
+def test_parameters_that_no_layer_type_has_are_refused(rope: dict[str, object], unread: str) -> None:
+    config = AutoConfig.for_model("gemma3_text", **SMALL)
+    default = {"rope_type": "default", "rope_theta": 1e4}
+    config.rope_parameters = {**rope, "full_attention": default, "sliding_attention": default}
+    with pytest.raises(UserError, match=f"rope_parameters with {unread}"):
+        family_of(config)

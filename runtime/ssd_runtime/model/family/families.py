@@ -10,7 +10,14 @@ from transformers import PreTrainedConfig
 from ssd_profiles.errors import UserError
 from ssd_runtime.model.family.factors import falcon_h1_factors
 from ssd_runtime.model.family.family import Family
-from ssd_runtime.model.family.layer_kinds import LONGROPE, ROPE_TYPES, layer_types, rope_parameters, rope_types
+from ssd_runtime.model.family.layer_kinds import (
+    LONGROPE,
+    ROPE_TYPES,
+    layer_types,
+    rope_parameters,
+    rope_types,
+    unread_rope_parameters,
+)
 from ssd_runtime.model.mixers.delta_net import GatedDeltaNet, GroupedDeltaNet
 from ssd_runtime.model.mixers.mamba import Mamba2
 from ssd_runtime.model.mixers.short_convolution import ShortConvolution
@@ -178,6 +185,8 @@ def family_of(config: PreTrainedConfig) -> Family:
     for rope in rope_types(config, family).values():
         if rope not in ROPE_TYPES and not (rope == LONGROPE and family.longrope):
             raise _refusal(f"rotary embedding {rope!r} is not supported (only {', '.join(sorted(ROPE_TYPES))})")
+    if unread := ", ".join(unread_rope_parameters(config, family)):
+        raise _refusal(f"rope_parameters with {unread[:60]} outside of those of layer types are not supported")
     types = set(layer_types(config, family))
     mixed = {kind for kind, _ in family.mixers}
     unknown = types - {"full_attention", "sliding_attention", *mixed}

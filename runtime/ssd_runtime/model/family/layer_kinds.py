@@ -116,10 +116,23 @@ def rope_parameters(config: PreTrainedConfig, family: Family) -> dict[str, dict[
     return {name: parameters.get(name) or {} for name in sorted(set(layer_types(config, family)))}
 
 
+def unread_rope_parameters(config: PreTrainedConfig, family: Family) -> list[str]:
+    """The parameters of all layers that no layer type's rotary embedding has.
+
+    transformers adds those of layer types to parameters that an earlier version saved, and then reads these alone.
+    """
+    if not _differ_by_layer(config, family):
+        return []
+    own = [each for each in config.rope_parameters.values() if isinstance(each, dict)]
+    flat = {name: value for name, value in config.rope_parameters.items() if not isinstance(value, dict)}
+    return [name for name, value in flat.items() if value not in [each.get(name) for each in own]]
+
+
 def _differ_by_layer(config: PreTrainedConfig, family: Family) -> bool:
     """Whether layer types have rotary embeddings of their own; OLMo-3 has one in the first 5.x of transformers."""
     parameters: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    return family.rope_by_layer and "rope_type" not in parameters
+    by_type = "rope_type" not in parameters or any(isinstance(each, dict) for each in parameters.values())
+    return family.rope_by_layer and by_type
 
 
 def _rope_type(parameters: dict[str, Any], family: Family) -> str:
