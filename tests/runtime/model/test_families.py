@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -160,6 +162,31 @@ def test_forward_follows_modules_put_in_place_of_others() -> None:
         assert not torch.allclose(scaled, before), name
         setattr(parent, name, inner)
         torch.testing.assert_close(decoder.logits(Session(decoder).forward(ids)), before)
+
+
+RELU = torch.nn.ReLU()
+CHANGES: dict[str, tuple[str, Callable[[Any], object]]] = {
+    "embeddings per layer": ("gemma4", lambda base: base.embed_tokens_per_layer.weight.mul_(-1)),
+    "weights of an activation": ("apertus", lambda base: base.layers[1].mlp.act_fn.alpha_p.add_(2)),
+    "activation": ("llama", lambda base: base.layers[1].mlp.register_module("act_fn", RELU)),
+    "activation of an injection": ("gemma4", lambda base: base.layers[1].register_module("act_fn", RELU)),
+    "activation of experts": ("qwen3-moe", lambda base: base.layers[1].mlp.experts.register_module("act_fn", RELU)),
+}
+"""Changes of a base model, by the part that changes."""
+
+
+@pytest.mark.parametrize("part", [part for part, (variant, _) in CHANGES.items() if variant in VARIANTS])
+@torch.no_grad()
+def test_changes_of_weights_beside_projections_and_of_activations_are_followed(part: str) -> None:
+    variant, change = CHANGES[part]
+    model, ids = tiny_model(variant), list(range(2, 20))
+    decoder = Decoder(model)
+    before = decoder.logits(Session(decoder).forward(ids))
+    change(model.model)
+    after = decoder.logits(Session(decoder).forward(ids))
+    assert decoder.version == 1, "prefixes that were computed before belong to another model"
+    assert not torch.allclose(after, before, atol=1e-2)
+    torch.testing.assert_close(after, model(torch.tensor([ids])).logits[0], atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("part", ["", "model", "model.layers.1", "model.layers.1.self_attn", "model.layers.1.mlp"])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ssd_profiles.errors import UserError
 from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.family.family import Family
-from ssd_runtime.model.layer.mlp import Mlp
+from ssd_runtime.model.layer.mlp import LayerActivation, Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.exact import exact
 from ssd_runtime.weights.hooks import hooked
@@ -63,14 +63,16 @@ class Experts:
         )
         """Projections of packed experts, whose weights are no parameters; they may get hooks."""
         self._stamp = self._found()
-        activation = getattr(experts, "act_fn", None)  # GPT-OSS has none, but joins gate and up in a way of its own
-        gated = None if activation is not None else experts.gated_halves if packed else experts._apply_gate
+        # GPT-OSS has no activation, but joins gate and up in a way of its own.
+        has_one = getattr(experts, "act_fn", None) is not None
+        self._activation = LayerActivation(experts, "act_fn") if has_one else None
+        gated = None if has_one else experts.gated_halves if packed else experts._apply_gate
         self._mlps = [
             Mlp(
                 gate_up=Linear(
                     part, ("gate_proj", "up_proj") if packed else ("gate_up_proj",), memory, reordered=False
                 ),
-                activation=activation,
+                activation=self._activation,
                 gated=gated,
                 down=Linear(part, ("down_proj",), memory, reordered=False),
             )
@@ -148,8 +150,9 @@ class Experts:
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
         before, self._stamp = self._stamp, self._found()
-        others = [norm.refresh() for norm in self._norms] + [self._shared is not None and self._shared.refresh()]
-        if before == self._stamp:
+        others = [part.refresh() for part in (*self._norms, self._shared) if part is not None]
+        activation = self._activation is not None and self._activation.refresh()
+        if before == self._stamp and not activation:
             return any(others)
         if not isinstance(self._block.experts, PackedExperts):
             for part, fresh in zip(self._parts, _views(self._block.experts), strict=True):

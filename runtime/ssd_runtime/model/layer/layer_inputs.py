@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,9 +11,10 @@ from transformers import PreTrainedConfig
 
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import setting
+from ssd_runtime.model.layer.mlp import LayerActivation
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.weights.light import LightLinear
-from ssd_runtime.weights.linear import Linear, PackedMemory
+from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 
 INJECTION = ("per_layer_input_gate", "per_layer_projection")
 """The projections of an injection, in a layer."""
@@ -37,6 +37,7 @@ class LayerInputs:
         self._hidden: int = base.config.hidden_size
         self.projection = Linear(base, ("per_layer_model_projection",), memory)
         self._norm = Norm(base, "per_layer_projection_norm", family.norm_offset)
+        self._stamp = stamp_of([base.embed_tokens_per_layer])
 
     def carried(self, x: Tensor, tokens: Tensor) -> Tensor:
         """States [n, hidden + 3] of embeddings `x` [n, hidden] and their tokens [n]."""
@@ -58,7 +59,8 @@ class LayerInputs:
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
-        return any([self.projection.refresh(), self._norm.refresh()])
+        before, self._stamp = self._stamp, stamp_of([self._base.embed_tokens_per_layer])
+        return any([self.projection.refresh(), self._norm.refresh(), self._stamp != before])
 
 
 def input_width(config: PreTrainedConfig, family: Family) -> int:
@@ -71,7 +73,7 @@ class Injection:
     """Adds norm(W_out (activation(W_gate x) × input)) after a layer's MLP; `LayerInputs` has each row's input."""
 
     gate: Linear | LightLinear
-    activation: Callable[[Tensor], Tensor]
+    activation: LayerActivation
     output: Linear | LightLinear
     norm: Norm
 
@@ -80,7 +82,7 @@ class Injection:
         """The injection of a transformers decoder layer."""
         return cls(
             gate=Linear(layer, INJECTION[:1], memory),
-            activation=layer.act_fn,
+            activation=LayerActivation(layer, "act_fn"),
             output=Linear(layer, INJECTION[1:], memory),
             norm=Norm(layer, "post_per_layer_input_norm", family.norm_offset),
         )
@@ -99,4 +101,6 @@ class Injection:
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
-        return any([*(linear.refresh() for linear in self.linears()), self.norm.refresh()])
+        parts: list[Linear | LayerActivation | Norm] = [*self.linears(), self.activation, self.norm]
+        changed = [part.refresh() for part in parts]
+        return any(changed)

@@ -16,10 +16,38 @@ from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RowNorm
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeMlp
 from ssd_runtime.weights.light import LightLinear
-from ssd_runtime.weights.linear import Linear, PackedMemory
+from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 
 SILU = (nn.SiLU, SiLUActivation)
 GELU = type(ACT2FN["gelu_pytorch_tanh"])
+
+
+class LayerActivation:
+    """An activation of the user's: a module, which may have weights, or a function."""
+
+    def __init__(self, owner: Any, name: str | None) -> None:
+        """That of this `name` in the module `owner`; SiLU without a name."""
+        self._owner, self._name = owner, name
+        self.function: Callable[[Tensor], Tensor] = nn.SiLU()
+        self._stamp: list[Any] = []
+        self.refresh()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The activation of `x`, of the same shape."""
+        return self.function(x)
+
+    @property
+    def hooked(self) -> bool:
+        """Whether a call runs more than the activation itself."""
+        return isinstance(self.function, nn.Module) and hooked(self.function)
+
+    def refresh(self) -> bool:
+        """Follow changes of the user's activation; returns whether there were any."""
+        before = self._stamp
+        if self._name is not None:
+            self.function = getattr(self._owner, self._name)
+        self._stamp = stamp_of([self.function]) if isinstance(self.function, nn.Module) else [self.function]
+        return self._stamp != before
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +55,7 @@ class Mlp:
     """W_down (activation(W_gate x) × W_up x), or W_down gated(W x) where `gated` joins gate and up, or has no gate."""
 
     gate_up: Linear | LightLinear
-    activation: Callable[[Tensor], Tensor] | None
+    activation: LayerActivation | None
     down: Linear | LightLinear
     gated: Callable[[Tensor], Tensor] | None = None
     """Takes the output [n, 2 inner] of `gate_up`, or [n, inner], and returns the input [n, inner] of `down`."""
@@ -35,7 +63,7 @@ class Mlp:
     @classmethod
     def of(cls, block: Any, family: Family, memory: PackedMemory, factors: Factors | None) -> Mlp:
         """The MLP of a module of transformers."""
-        activation = nn.SiLU() if family.activation is None else getattr(block, family.activation)
+        activation = LayerActivation(block, family.activation)
         return cls(
             gate_up=Linear(block, family.gate_up, memory, factors=factors and factors.gate_up),
             activation=activation if family.gated_mlp else None,
@@ -64,16 +92,17 @@ class Mlp:
 
     def _function(self) -> Activation | None:
         """The activation as our own code computes it; None for others."""
-        if self.activation_hooked or self.gated is not None:
+        if self.activation is None or self.activation_hooked or self.gated is not None:
             return None
-        if self.activation is silu or isinstance(self.activation, SILU):
+        function = self.activation.function
+        if function is silu or isinstance(function, SILU):
             return Activation(Function.SILU)
-        return Activation(Function.GELU) if type(self.activation) is GELU else None
+        return Activation(Function.GELU) if type(function) is GELU else None
 
     @property
     def activation_hooked(self) -> bool:
         """Whether a call of the activation runs more than itself."""
-        return isinstance(self.activation, nn.Module) and hooked(self.activation)
+        return self.activation is not None and self.activation.hooked
 
     def linears(self) -> tuple[Linear, ...]:
         """The projections but light copies."""
@@ -85,5 +114,6 @@ class Mlp:
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
-        changed = [linear.refresh() for linear in self.linears()]
+        followed = (*self.linears(), self.activation, self.gated)
+        changed = [each.refresh() for each in followed if isinstance(each, Linear | LayerActivation)]
         return any(changed)
