@@ -16,7 +16,10 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.checkpoints.checkpoint import SHARDS, SINGLE
+from ssd_runtime.loading.checkpoints.folder import CONFIG
 from ssd_runtime.loading.models import load_model
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.sequence.session import Session
 from tests.folders import save_tiny_model
 from tests.models import VARIANTS, tiny_model
 from tests.mtp import MTP_VARIANTS, with_mtp
@@ -184,6 +187,27 @@ def test_every_family_is_loaded_as_it_was_saved(folder: Path, tmp_path: Path, va
     loaded = load_model(str(to)).model
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
+
+
+@pytest.mark.skipif("granite-shared-expert" not in VARIANTS, reason="this transformers lacks the family")
+@pytest.mark.parametrize("omitted", [False, True])
+def test_a_mixture_without_the_expert_that_all_rows_go_to_is_loaded(
+    folder: Path, tmp_path: Path, omitted: bool
+) -> None:
+    """Its size is 0, which is what a folder means that omits the size."""
+    to = tmp_path / "model"
+    shutil.copytree(folder, to)
+    model = tiny_model("granite-shared-expert", shared_intermediate_size=0)
+    model.save_pretrained(to)
+    entries = json.loads((to / CONFIG).read_text())
+    assert entries.pop("shared_intermediate_size") == 0
+    if omitted:
+        (to / CONFIG).write_text(json.dumps(entries))
+    decoder = Decoder(load_model(str(to)).model)
+    ids = list(range(2, 20))
+    with torch.inference_mode():
+        expected = model(torch.tensor([ids])).logits[0]
+        torch.testing.assert_close(decoder.logits(Session(decoder).forward(ids)), expected, atol=1e-3, rtol=1e-3)
 
 
 def apart(tensors: Tensors) -> Tensors:

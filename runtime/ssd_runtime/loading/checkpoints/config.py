@@ -132,9 +132,12 @@ def require_sizes(where: str, entries: Mapping[str, Any], most_layers: int, most
     These have `most_size` numbers in all. The error says `where` the entries are.
     """
     for name in SIZES:
-        # Dense Granite-4 models have 0 of 0 experts.
-        is_of_none = name == "num_experts_per_tok" and entries.get("num_local_experts") == 0
-        if not (is_of_none or (name in DEFAULTED and entries.get(name) is None)):
+        value = entries.get(name)
+        if entries.get("num_local_experts") == 0:
+            is_of_none = name == "num_experts_per_tok"  # dense Granite-4 models have 0 of 0 experts
+        else:
+            is_of_none = name == "shared_intermediate_size" and value == 0  # no expert that all rows go to
+        if not (is_of_none or (name in DEFAULTED and value is None)):
             _require_count(where, entries, name, most_size)
     layers = _require_count(where, entries, "num_hidden_layers", most_layers)
     by_layer = {} if entries.get("per_layer_config") is None else entries["per_layer_config"]

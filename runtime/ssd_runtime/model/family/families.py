@@ -177,6 +177,8 @@ def family_of(config: PreTrainedConfig) -> Family:
         raise _refusal("attention in both directions is not supported")
     if family.shared is not None and getattr(config, "num_local_experts", None) == 0:
         family = replace(family, mlp=family.shared, router=None, shared=None)
+    elif family.shared is not None and getattr(config, "shared_intermediate_size", None) == 0:
+        family = replace(family, shared=None)
     if family.beside is not None and not getattr(config, "enable_moe_block", False):
         family = replace(family, router=None, beside=None)
     for name in family.unserved:

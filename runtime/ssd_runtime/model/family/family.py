@@ -64,7 +64,7 @@ class Family:
     """Buffer of such a block that its router receives beside the rows; None without one."""
     shared: str | None = None
     """Path in a decoder layer of the expert that all rows go to, which is the MLP block of models without others
-    (`num_local_experts` 0); None without one."""
+    (`num_local_experts` 0); None without one, as in models of such a family with a `shared_intermediate_size` of 0."""
     beside: tuple[str, str, str] | None = None
     """Norms in layers whose router and experts are modules of the layer itself, beside an MLP block that all rows go
     to, too: of the rows that experts receive, of their output and of that block's. The router receives rows before any
