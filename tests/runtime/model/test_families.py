@@ -239,6 +239,21 @@ def test_unsupported_features_are_refused(kind: str, changes: dict[str, object],
         Decoder(model)
 
 
+@pytest.mark.parametrize("variant", ["qwen3", "smollm3"])
+@torch.no_grad()
+def test_a_model_whose_last_layers_were_cut_is_served(variant: str) -> None:
+    """Lists of its config have entries for the layers of before."""
+    model = tiny_model(variant)
+    model.model.layers = model.model.layers[:3]
+    with pytest.raises(UserError, match="expected 3 layers, got 4"):
+        Decoder(model)
+    model.config.num_hidden_layers = 3
+    require_faithful(Decoder(model))
+    model.config.layer_types = model.config.layer_types[:2]
+    with pytest.raises(UserError, match="layer_types in its config: expected 3 entries, got 2"):
+        Decoder(model)
+
+
 @pytest.mark.skipif("olmo3" in NEWER, reason="this transformers lacks the family")
 @torch.no_grad()
 def test_parameters_of_all_layers_that_layer_types_repeat_are_served() -> None:

@@ -44,7 +44,7 @@ class LayerKind:
 
 def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
     """The kind of every layer."""
-    rotated = getattr(config, family.no_rope) if family.no_rope else None
+    rotated = _by_layer(config, family.no_rope) if family.no_rope else []
     kinds = []
     mixers = dict(family.mixers)
     ropes = rope_parameters(config, family)
@@ -57,7 +57,7 @@ def layer_kinds(config: PreTrainedConfig, family: Family) -> list[LayerKind]:
             continue
         slides = layer_type == "sliding_attention"
         rope: str | None = layer_type if _differ_by_layer(config, family) else "default"
-        if (rotated is not None and not rotated[layer]) or (windowed and not slides) or not ropes:
+        if (rotated and not rotated[layer]) or (windowed and not slides) or not ropes:
             rope = None
         shares = owners[layer] != layer
         name = ("sliding" if slides else "full") + ("_shared" if shares else "")
@@ -145,8 +145,18 @@ def _rope_type(parameters: dict[str, Any], family: Family) -> str:
 
 def layer_types(config: PreTrainedConfig, family: Family) -> list[str]:
     """The type of every layer, by its name in configs."""
-    listed = getattr(config, "layer_types", None) if family.windows == "by_layer" else None
-    if listed:
-        return list(listed)
+    if family.windows == "by_layer" and (listed := _by_layer(config, "layer_types")):
+        return listed
     slides = family.windows == "everywhere" and getattr(config, "sliding_window", None)
     return ["sliding_attention" if slides else "full_attention"] * int(config.num_hidden_layers)
+
+
+def _by_layer(config: PreTrainedConfig, name: str) -> list[Any]:
+    """The entries of a list that has one for every layer; empty without the list.
+
+    A model whose last layers were cut may still have theirs. Raises UserError if a layer has none.
+    """
+    listed, count = getattr(config, name, None) or [], int(config.num_hidden_layers)
+    if listed and len(listed) < count:
+        raise UserError(f"model: {name} in its config: expected {count} entries, got {len(listed)}")
+    return list(listed[:count])

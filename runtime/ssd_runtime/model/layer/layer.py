@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ssd_profiles.errors import UserError
 from ssd_runtime.devices.placement import device_of
 from ssd_runtime.model.family.factors import Factors
 from ssd_runtime.model.family.family import Family
@@ -273,9 +274,14 @@ def _mlp_of(
 def layers_of(
     model: PreTrainedModel, family: Family, ahead: Iterable[nn.Module], memory: PackedMemory, by_row: bool
 ) -> list[Layer]:
-    """All layers of a model; those `ahead` (`Mtp`) come after its own, so that their keys are in the same caches."""
+    """All layers of a model; those `ahead` (`Mtp`) come after its own, so that their keys are in the same caches.
+
+    Raises UserError if the model has another number of layers than its config says.
+    """
     config = model.config
     modules, kinds, owners = [*model.model.layers], layer_kinds(config, family), key_owners(config, family)
+    if len(modules) != len(kinds):
+        raise UserError(f"model: num_hidden_layers in its config: expected {len(modules)} layers, got {len(kinds)}")
     distinct = list(dict.fromkeys(kinds))
     for module in ahead:
         modules.append(module)
