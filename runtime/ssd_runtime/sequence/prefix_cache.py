@@ -71,8 +71,8 @@ class PrefixCache:
 
     def keep(self, new: Prefix) -> None:
         """Take over the cache of an ended sequence, and drop the least recently used prefixes that do not fit."""
-        if len(new.ids) < BLOCK:
-            new.cache.release()
+        if len(new.ids) < BLOCK or any(each.version > new.version for each in self._prefixes):
+            new.cache.release()  # no prompt could resume after it
             return
         new.cache.trim(len(new.ids))
         if new.size > SHARE * self.pool.bytes:

@@ -159,7 +159,7 @@ class TokenSequence:
         if self._prefixes is None:
             return
         self._withdraw()
-        if keep and self.cache.long == self._states_are_long:
+        if keep and self.cache.long == self._states_are_long and self.cache.holds(self.committed):
             self._prefixes.keep(self._prefix(self._states))
         else:
             self.cache.release()

@@ -234,6 +234,32 @@ def test_prefixes_of_other_weights_are_not_used() -> None:
         assert len(prefixes) == 1
 
 
+def test_a_sequence_of_older_weights_that_ends_late_pushes_no_prefix_out() -> None:
+    decoder = Decoder(tiny_model("llama", seed=4))
+    with small_memory():
+        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
+        older, newer, again = (Session(decoder, prefixes=prefixes) for _ in range(3))
+        older.prefill(PROMPT[:30])
+        with torch.no_grad():
+            decoder.model.model.embed_tokens.weight[3:9] *= 1.5
+        newer.prefill(PROMPT[:30])
+        newer.close()
+        older.close()
+        again.prefill(PROMPT[:30])
+        assert again.reused
+
+
+def test_a_sequence_whose_keys_were_released_is_no_prefix() -> None:
+    decoder = Decoder(tiny_model("llama", seed=4))
+    with small_memory():
+        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
+        session = Session(decoder, prefixes=prefixes)
+        session.prefill(PROMPT[:30])
+        session.release()
+        session.close()
+        assert len(prefixes) == 0
+
+
 def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = Decoder(tiny_model("llama", seed=4, max_position_embeddings=256))
     with small_memory():

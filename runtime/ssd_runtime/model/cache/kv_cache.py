@@ -87,6 +87,10 @@ class KVCache:
         self._marks = {mark: saved for mark, saved in self._marks.items() if mark in spared}
         self.states.forget_marks(spared)
 
+    def holds(self, tokens: int) -> bool:
+        """Whether it has slots for the keys of `tokens` tokens; it has none after `release`."""
+        return all(lease.reach >= tokens for lease in self.leases)
+
     def resumable(self, position: int) -> bool:
         """Whether decoding can resume after the first `position` tokens.
 
