@@ -43,6 +43,12 @@ class MtpStates:
         """Add the states [n, hidden] of the next tokens."""
         self._states.append(states)
 
+    def join(self, parts: Sequence[Tensor], whole: Tensor) -> None:
+        """Hold `whole` in place of its `parts`, if these are the latest states."""
+        latest = self._states[-len(parts) :]
+        if len(latest) == len(parts) and all(one is other for one, other in zip(latest, parts, strict=True)):
+            self._states[-len(parts) :] = [whole]
+
     def normed(self, begin: int, end: int) -> Work[Tensor]:
         """The normed states [end - begin, hidden] before tokens `begin`, …, `end` - 1."""
         shape = (end - begin, self._decoder.shape.hidden)

@@ -26,6 +26,8 @@ class PromptStates:
         """Sums [blocks, hidden] in fp32, of consecutive blocks."""
         self._open: list[Tensor] = []
         """States [n, hidden] after the last sub-layer, of the tokens after the last whole block."""
+        self._joined = 0
+        """Number of the first of these that were joined, each of `BLOCK` cycles."""
 
     @property
     def bytes(self) -> int:
@@ -37,6 +39,7 @@ class PromptStates:
         other = PromptStates(None if self.mtp is None else self.mtp.copy())
         other._sums = list(self._sums)
         other._open = list(self._open)
+        other._joined = self._joined
         return other
 
     def add(self, states: Tensor) -> None:
@@ -44,6 +47,13 @@ class PromptStates:
         self._open.append(states)
         if self.mtp is not None:
             self.mtp.add(states)
+        parts = self._open[self._joined :]
+        if len(parts) == BLOCK:  # else a long answer's states would be a tensor per cycle
+            whole = torch.cat(parts)
+            self._open[self._joined :] = [whole]
+            self._joined += 1
+            if self.mtp is not None:
+                self.mtp.join(parts, whole)
 
     def closing(self) -> Work[Tensor]:
         """Norm the states after the last sum and sum their whole blocks; returns these normed states [n, hidden]."""
@@ -55,6 +65,7 @@ class PromptStates:
             self._sums.append(whole.sum(1, dtype=torch.float32))
         # A copy: a view would keep the states of all blocks in memory.
         self._open = [rows[blocks * BLOCK :].clone()]
+        self._joined = 0
         return normed
 
     def resuming(self, tokens: int) -> Work[PromptStates]:

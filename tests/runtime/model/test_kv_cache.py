@@ -21,7 +21,8 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.prefix_cache import PrefixCache
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
-from tests.small_memory import small_memory
+from tests.mtp import with_mtp
+from tests.small_memory import BLOCK, small_memory
 
 WINDOW = 5
 
@@ -297,3 +298,24 @@ def test_states_of_an_answer_count_as_its_keys_do() -> None:
             generate(Session(decoder, prefixes=prefixes), [token] * 4, PlainPlanner(), Limits(45))
         states = sum(each.states.bytes for each in prefixes._prefixes)
         assert 0 < states + prefixes.bytes <= prefixes.pool.bytes / 2
+
+
+@pytest.mark.parametrize("has_mtp", [False, True])
+@torch.inference_mode()
+def test_states_of_a_long_answer_are_few_tensors(has_mtp: bool) -> None:
+    """An MTP layer that is not asked shares them."""
+    decoder = Decoder(with_mtp("qwen3.5", seed=2) if has_mtp else tiny_model("llama", seed=4))
+    with small_memory():
+        session = Session(decoder, prefixes=PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 4)))
+        session.prefill([1] * BLOCK)
+        expected = list[torch.Tensor]()
+        for token in range(50):
+            states = session.forward([token])
+            session.commit([token], states=states)
+            expected.append(states)
+        held = session._states
+        assert len(held._open) <= 50 / BLOCK + BLOCK
+        assert torch.equal(torch.cat(held._open), torch.cat(expected))
+        if held.mtp is not None:
+            places = {each.data_ptr() for each in held._open}
+            assert sum(each.data_ptr() not in places for each in held.mtp._states) <= BLOCK, "those beside the prompt's"
