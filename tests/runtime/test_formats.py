@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from ssd_runtime.weights.gguf.blocks import dense
 from ssd_runtime.weights.gguf.kernels import LARGEST_EXPONENT, OWN, kernel_of
 from ssd_runtime.weights.kernels.formats import FORMATS, GROUP, Q3_K, SIXTEEN
-from ssd_runtime.weights.kernels.native import Native
+from ssd_runtime.weights.kernels.int4 import quantised4
+from ssd_runtime.weights.kernels.native import Native, rounded
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import random_blocks
 
@@ -42,7 +43,7 @@ def weight_of(data: NDArray[np.uint8], kind: Type) -> torch.Tensor:
     return torch.from_numpy(np.array(dequantize(data, kind))).double()
 
 
-def rounded(x: torch.Tensor, kind: Type) -> torch.Tensor:
+def quantised_rows(x: torch.Tensor, kind: Type) -> torch.Tensor:
     """Rows as the code rounds them for quantised weights: 8 bits, and a scale per group."""
     if kind in NUMBERS:
         return x.double()
@@ -65,7 +66,7 @@ def test_a_product_is_that_of_the_dequantised_weight_with_rounded_rows(kind: Typ
     for rows in (1, 2, 7, 8, 9, 15, 16, 17, 40):
         x = torch.randn(rows, COLUMNS)
         got = kernel(x)
-        exact, magnitude = rounded(x, kind) @ weight.T, rounded(x, kind).abs() @ weight.abs().T
+        exact, magnitude = quantised_rows(x, kind) @ weight.T, quantised_rows(x, kind).abs() @ weight.abs().T
         assert ((got - exact).abs() <= ROUNDING * magnitude).all()
         for row in (0, rows - 1):
             assert torch.equal(kernel(x[row : row + 1])[0], got[row]), "a row has the same bits beside others"
@@ -88,7 +89,7 @@ def test_a_draft_multiplies_by_the_mean_of_all_weights_with_the_same_high_bits(k
     drafts = [native(each, kind).draft for each in (data, *ends)]
     for rows in (1, 3, 8, 17):
         x = torch.randn(rows, COLUMNS)
-        exact, magnitude = rounded(x, kind) @ weight.T, rounded(x, kind).abs() @ weight.abs().T
+        exact, magnitude = quantised_rows(x, kind) @ weight.T, quantised_rows(x, kind).abs() @ weight.abs().T
         for draft in drafts:
             assert draft is not None
             assert ((draft(x) - exact).abs() <= ROUNDING * magnitude).all()
@@ -166,3 +167,36 @@ def test_a_vector_may_be_in_blocks_too(kind: Type) -> None:
     got = dense(quantize(vector, kind), kind)
     assert got.shape == (64,)
     assert np.allclose(got, vector, atol=0.15)
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("bits", "kind", "levels"), [(4, Type.Q4_1, 15), (8, Type.Q8_0, 254)])
+def test_a_weight_is_rounded_to_the_nearest_levels(bits: int, kind: Type, levels: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = (torch.randn(19, 160) * torch.logspace(-3, 2, 19)[:, None]).to(dtype)
+    weight[3, 32:64] = 0.25
+    weight[4] = 0
+    found = rounded(weight, bits)
+    change = weight_of(found.blocks, kind) - weight.double()
+    groups = weight.double().unflatten(1, (-1, GROUP))
+    span = groups.amax(-1) - groups.amin(-1) if bits == 4 else 2 * groups.abs().amax(-1)
+    worst = change.unflatten(1, (-1, GROUP)).abs().amax(-1)
+    # Half a level, and the rounding of scales; a narrower range of 4 bits cuts at most a tenth off either end.
+    assert (worst <= span * (0.5 / levels + (0.1 if bits == 4 else 1e-3)) + 1e-6).all()
+    assert found.squares == pytest.approx(float(weight.double().square().sum()), rel=1e-5)
+    if bits == 4:
+        assert found.error == pytest.approx(float(change.square().sum()), rel=1e-4)
+        assert found.error <= 1.02 * float(quantised4(weight).error.sum())
+        again = rounded(weight_of(found.blocks, kind).float(), bits)
+        assert again.error <= 1e-3 * found.error, "a weight on a grid stays there"
+
+
+def test_sizes_that_do_not_agree_are_not_rounded() -> None:
+    found = library()
+    assert found is not None
+    for bits, columns, size in ((4, 64, 41), (8, 64, 67), (5, 64, 40), (4, 48, 30)):
+        with pytest.raises(RuntimeError, match=r"round|columns"):
+            found.round(torch.zeros(3, columns), bits, np.zeros((3, size), np.uint8))
+    with pytest.raises(RuntimeError, match="16 or 32 bits"):
+        found.round(torch.zeros(3, 64, dtype=torch.float64), 4, np.zeros((3, 40), np.uint8))

@@ -8,6 +8,7 @@ import torch
 from ssd_runtime.weights.kernels.huge_pages import LEAST, LINE, HugePages
 from ssd_runtime.weights.kernels.native import Native, use_huge_pages
 from ssd_runtime.weights.native.library import library
+from tests.native_weights import native8
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs our own kernels")
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="needs our own kernels
 def kernels(count: int) -> list[Native]:
     random = torch.Generator().manual_seed(3)
     levels = [torch.randint(-127, 128, (16 * (n + 1), 96), generator=random, dtype=torch.int8) for n in range(count)]
-    return [Native.of8(each, torch.rand(len(each), 3, generator=random)) for each in levels]
+    return [native8(each, torch.rand(len(each), 3, generator=random)) for each in levels]
 
 
 def test_products_are_the_same_to_the_bit_wherever_weights_lie() -> None:

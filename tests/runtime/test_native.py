@@ -10,11 +10,11 @@ import torch
 from torch.nn.functional import silu
 
 from ssd_runtime.weights.kernels.huge_pages import HugePages
-from ssd_runtime.weights.kernels.native import GROUP, Native
+from ssd_runtime.weights.kernels.native import GROUP
 from ssd_runtime.weights.native import library as native
 from ssd_runtime.weights.native.library import NEEDED, library
 from tests.native_blocks import silu_mlp
-from tests.native_weights import weight8
+from tests.native_weights import native4, native8, weight8
 
 pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
@@ -27,7 +27,7 @@ def test_the_largest_levels_do_not_overflow(level: int, bits: int, row: int) -> 
     """Sums of 16 bits hold the products of a group, if barely."""
     ones = torch.ones(16, 1)
     levels = torch.full((16, GROUP), level, dtype=torch.int8 if bits == 8 else torch.uint8)
-    kernel = Native.of8(levels, ones) if bits == 8 else Native.of4(levels, ones, 8 * ones)
+    kernel = native8(levels, ones) if bits == 8 else native4(levels, ones, 0 * ones)
     x = torch.full((3, GROUP), float(row))
     assert torch.equal(kernel(x), torch.full((3, 16), float(GROUP * level * row)))
 
@@ -57,8 +57,8 @@ def test_silu_holds_for_inputs_of_all_sizes(value: float) -> None:
     gates_and_ups = torch.zeros(64, 64, dtype=torch.int8)
     gates_and_ups[:32, 0] = 1
     gates_and_ups[32:, 32] = 1
-    whole = Native.of8(gates_and_ups, torch.ones(64, 2))
-    down = Native.of8(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1))
+    whole = native8(gates_and_ups, torch.ones(64, 2))
+    down = native8(torch.eye(64, 32).to(torch.int8), torch.ones(64, 1))
     x = torch.zeros(1, 64)
     x[0, 0], x[0, 32] = value, 1.0
     got = silu_mlp(whole, down)(x, None)[0, :32]

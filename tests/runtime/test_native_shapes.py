@@ -22,7 +22,6 @@ from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttent
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
-from ssd_runtime.weights.kernels.native import Native, quantised_groups
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, NativeMlp, Router, Routing
 from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 from ssd_runtime.weights.native.library import Library
@@ -39,7 +38,7 @@ from tests.native_blocks import (
     normed,
     silu_mlp,
 )
-from tests.native_weights import weight4, weight8, weight16
+from tests.native_weights import native8, weight4, weight8, weight16
 from tests.spoiler import Spoiler
 
 pytestmark = pytest.mark.usefixtures("threads")
@@ -252,10 +251,11 @@ def test_a_query_key_or_gate_that_is_not_finite_has_no_finite_result(
     instructions: Library, row: int, value: float, cap: float
 ) -> None:
     heads, size, hidden = 2, 16, 64
-    levels, scales = quantised_groups(torch.randn(4 * heads * size, hidden))
+    levels = torch.randint(-127, 128, (4 * heads * size, hidden), dtype=torch.int8)
+    scales = torch.rand(len(levels), hidden // 32) / 99
     scales[row] = value  # of a head's 16 queries, of its gates, or of the first keys
     attention = NativeAttention(
-        qkv=[Native.of8(levels, scales)],
+        qkv=[native8(levels, scales)],
         output=weight8(hidden, heads * size)[0],
         connection=None,
         q_norm=None,

@@ -25,11 +25,13 @@ pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
 SCRIPT = """
 import os, sys, torch
-from ssd_runtime.weights.kernels.native import Native, quantised_groups
+from ssd_runtime.weights.kernels.native import Native, rounded
 
-torch.set_num_threads(3)
+torch.set_num_threads(1)
 torch.manual_seed(0)
-kernel = Native.of8(*quantised_groups(torch.randn(2048, 256)))
+found = rounded(torch.randn(2048, 256), 8)
+kernel = Native.of_blocks(found.kept, [found.blocks], 256)
+torch.set_num_threads(3)
 kernel.own_threads = sys.argv[1] == "own"
 x = torch.randn(2, 256)
 """

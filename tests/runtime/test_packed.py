@@ -25,7 +25,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
-from ssd_runtime.weights.gguf.blocks import levels4, requantised
+from ssd_runtime.weights.gguf.blocks import dense, levels4
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.gguf.kernels import held_bytes
 from ssd_runtime.weights.kernels.int4 import Int4
@@ -63,7 +63,7 @@ def test_a_kernels_row_is_the_same_to_the_bit_whatever_stands_beside_it(rows: in
     read = levels4(blocks_of(Type.Q4_1), Type.Q4_1)
     four, eight = (
         Int4(read.levels, read.scale, read.zero),
-        Int8(*requantised(blocks_of(Type.Q8_0), Type.Q8_0, quantised)),
+        Int8(*quantised(dense(blocks_of(Type.Q8_0), Type.Q8_0))),
     )
     for kernel, width in ((four, read.levels.shape[1]), (eight, 96)):
         x = torch.randn(rows, width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8, quantised
 from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
-from ssd_runtime.weights.kernels.native import Native, quantised_groups
+from ssd_runtime.weights.kernels.native import Native, rounded
 
 ON_GRID = 0.02
 """Largest relative change, in root mean squares, by which rounding to 4 bits leaves a weight on its grid. Rounding the
@@ -80,22 +81,34 @@ def light_kernels(weight: Tensor, bias: Tensor | None, bits: DraftBits, both: bo
     `auto` makes one in 4 bits if the weight lies on such a grid. Otherwise it makes one in 8 bits, and with `both`
     one in 4 bits beside that.
     """
-    parts = weight.split(-(-NUMBERS_AT_ONCE // weight.shape[1]))
-    native = Native.can_serve(weight.shape[1])
+    lighten = _native if Native.can_serve(weight.shape[1]) else _aten
     copies = dict[int, Kernel]()
     if bits != "8" and serves4(*weight.shape):
-        fours = [quantised4(rows) for rows in parts]
-        error = sum(float(each.error.sum()) for each in fours)
-        only = bits == "4" or error <= ON_GRID**2 * sum(float(rows.float().square().sum()) for rows in parts)
+        kernel, error = lighten(weight, bias, 4)
+        only = bits == "4" or error <= ON_GRID
         if only or both:
-            levels, scale, zero, _ = (torch.cat(each) for each in zip(*fours, strict=True))
-            copies[4] = Native.of4(levels, scale, zero, bias) if native else Int4(levels, scale, zero, bias)
+            copies[4] = kernel
         if only:
             return copies
-    eights = [(quantised_groups if native else quantised)(rows.float()) for rows in parts]
-    levels, scale = (torch.cat(each) for each in zip(*eights, strict=True))
-    copies[8] = Native.of8(levels, scale, bias) if native else Int8(levels, scale, bias)
+    copies[8], _ = lighten(weight, bias, 8)
     return copies
+
+
+def _native(weight: Tensor, bias: Tensor | None, bits: int) -> tuple[Kernel, float]:
+    """A weight in 4 or 8 bits, and the root mean square of its change relative to its own."""
+    found = rounded(weight.detach(), bits)
+    kernel = Native.of_blocks(found.kept, [found.blocks], weight.shape[1], bias)
+    return kernel, math.sqrt(found.error / found.squares) if found.squares else 0.0
+
+
+def _aten(weight: Tensor, bias: Tensor | None, bits: int) -> tuple[Kernel, float]:
+    parts = weight.split(-(-NUMBERS_AT_ONCE // weight.shape[1]))
+    if bits == 8:
+        levels, scale = (torch.cat(each) for each in zip(*(quantised(rows.float()) for rows in parts), strict=True))
+        return Int8(levels, scale, bias), 0.0
+    levels, scale, zero, error = (torch.cat(each) for each in zip(*map(quantised4, parts), strict=True))
+    squares = sum(float(rows.float().square().sum()) for rows in parts)
+    return Int4(levels, scale, zero, bias), math.sqrt(float(error.sum()) / squares) if squares else 0.0
 
 
 def serves4(out_features: int, in_features: int) -> bool:

@@ -18,9 +18,9 @@ from ssd_runtime.model.head.draft_vocabulary import DraftVocabulary
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sequence.session import Session
-from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import library
 from tests.gguf_files import quantised_pair
+from tests.native_weights import native8
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
 FREQUENT, SEEN = 64, 48
@@ -35,7 +35,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 @given(st.lists(st.lists(st.integers(0, 300), max_size=12), max_size=6), st.sampled_from([256, 250]))
 def test_what_is_scored_is_what_the_whole_head_scores(texts: list[list[int]], size: int) -> None:
-    weight = Native.of8(torch.randint(-127, 128, (size, 32), dtype=torch.int8), torch.rand(size, 1))
+    weight = native8(torch.randint(-127, 128, (size, 32), dtype=torch.int8), torch.rand(size, 1))
     vocabulary, head = DraftVocabulary(size, FREQUENT, SEEN), [weight]
     x = torch.randn(2, 32)
     whole = weight(x)
@@ -64,7 +64,7 @@ def test_a_cap_leaves_tokens_that_are_not_scored_at_minus_infinity(
 
 
 def test_the_whole_head_serves_where_too_little_of_the_text_is_covered() -> None:
-    weight = Native.of8(torch.ones(256, 32, dtype=torch.int8), torch.ones(256, 1))
+    weight = native8(torch.ones(256, 32, dtype=torch.int8), torch.ones(256, 1))
     vocabulary, head = DraftVocabulary(256, FREQUENT, SEEN), [weight]
     vocabulary.update(range(64, 256), answered=False)
     assert vocabulary.head(head) is not None

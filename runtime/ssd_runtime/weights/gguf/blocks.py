@@ -6,7 +6,7 @@ are those of ggml's `block_q4_0`, `block_q4_1` and `block_q4_K`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -72,12 +72,9 @@ def _from_fp16_bytes(pairs: Tensor) -> Tensor:
     return pairs.contiguous().view(torch.float16)[..., 0].float()
 
 
-def requantised(
-    data: NDArray[np.uint8], kind: Type, quantise: Callable[[Tensor], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Levels int8 [out, in] and scales [out, …] that `quantise` gives some rows of the blocks `data` [out, bytes]."""
-    parts = [quantise(dense(data[begin : begin + ROWS_AT_ONCE], kind)) for begin in range(0, len(data), ROWS_AT_ONCE)]
-    return torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts])
+def dense_parts(data: NDArray[np.uint8], kind: Type) -> Iterator[Tensor]:
+    """The tensor of blocks `data` [out, bytes] in fp32, some rows at a time."""
+    return (dense(data[begin : begin + ROWS_AT_ONCE], kind) for begin in range(0, len(data), ROWS_AT_ONCE))
 
 
 def dense(data: NDArray[np.uint8], kind: Type) -> Tensor:

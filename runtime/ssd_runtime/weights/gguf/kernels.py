@@ -17,14 +17,14 @@ from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ssd_runtime.weights.gguf.blocks import DENSE, LEVELS4, levels4, requantised
+from ssd_runtime.weights.gguf.blocks import DENSE, LEVELS4, dense_parts, levels4
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.kernels.formats import FORMATS, Q8_0, TILE
 from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8, quantised
 from ssd_runtime.weights.kernels.kernel import Kernel
-from ssd_runtime.weights.kernels.native import Native, blocks8, quantised_groups
+from ssd_runtime.weights.kernels.native import Native, rounded
 
 Stored = tuple[NDArray[np.uint8], Type]
 """Blocks [out, bytes] and their type."""
@@ -76,8 +76,8 @@ def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None, memory: 
         )
         return Int4(levels, scale, zero, bias)
     if form == EIGHT:
-        whole = [requantised(*each, quantised) for each in stored]
-        return Int8(torch.cat([levels for levels, _ in whole]), torch.cat([scale for _, scale in whole]), bias)
+        parts = [quantised(rows) for each in stored for rows in dense_parts(*each)]
+        return Int8(torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts]), bias)
     return Native.of_blocks(OWN[form], [_blocks(*each, form) for each in stored], _columns(*stored[0]), bias, memory)
 
 
@@ -85,7 +85,9 @@ def _blocks(data: NDArray[Any], kind: Type, form: str) -> NDArray[Any]:
     """The blocks or numbers `data` [out, bytes], or such of 8 bits if the form is another."""
     if kind == Type.MXFP4 and data.reshape(len(data), -1, GGML_QUANT_SIZES[kind][1])[..., 0].max() > LARGEST_EXPONENT:
         raise ValueError(f"has scales above 2^{LARGEST_EXPONENT - 128}")
-    return data if is_kept(kind, form) else blocks8(*requantised(data, kind, quantised_groups))
+    if is_kept(kind, form):
+        return data
+    return np.concatenate([rounded(rows, 8).blocks for rows in dense_parts(data, kind)])
 
 
 def _columns(data: NDArray[np.uint8], kind: Type) -> int:

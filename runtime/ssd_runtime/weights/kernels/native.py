@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Iterable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,9 +17,6 @@ from ssd_runtime.weights.kernels.formats import GROUP, Q4_1, Q8_0, SIXTEEN, TILE
 from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.native.library import COUNT, POINTER, Library, fields, floats, library
-
-SMALLEST_SCALE = 2.0**-24
-"""The smallest positive number of fp16."""
 
 
 class _Weight(ctypes.Structure):
@@ -152,17 +149,6 @@ class Native:
         return int(self.nbytes * self._kept.draft_bits / self._kept.bits)
 
     @classmethod
-    def of4(cls, levels: Tensor, scale: Tensor, zero: Tensor, bias: Tensor | None = None) -> Native:
-        """A weight (levels - 8) × scale + zero: levels from 0 to 15 [out, in], scale and zero [out, in / 32]."""
-        low, high = levels.to(torch.uint8).unflatten(1, (-1, 2, GROUP // 2)).unbind(2)
-        return cls.of_blocks(Q4_1, [_blocks(low | high << 4, scale, zero - 8 * scale)], levels.shape[1], bias)
-
-    @classmethod
-    def of8(cls, levels: Tensor, scale: Tensor, bias: Tensor | None = None) -> Native:
-        """A weight levels × scale: levels int8 [out, in], scale [out, in / 32], rounded to fp16."""
-        return cls.of_blocks(Q8_0, [blocks8(levels, scale)], levels.shape[1], bias)
-
-    @classmethod
     def of16(cls, weight: Tensor, bias: Tensor | None = None) -> Native:
         """A weight [out, in] in bf16 or fp16, every number of which is kept."""
         numbers = weight.detach().contiguous().view(torch.uint8).numpy()
@@ -259,20 +245,21 @@ def _required() -> Library:
     return found
 
 
-def blocks8(levels: Tensor, scale: Tensor) -> NDArray[np.uint8]:
-    """The blocks [out, bytes] of Q8_0 for levels int8 [out, in] and scales [out, in / 32], rounded to fp16."""
-    return _blocks(levels.view(torch.uint8).unflatten(1, (-1, GROUP)), scale)
+class Rounded(NamedTuple):
+    """A weight in 4 or 8 bits: blocks [out, bytes] of `kept`, the squared error of 4 bits, and the sum of squares."""
+
+    kept: Format
+    blocks: NDArray[np.uint8]
+    error: float
+    squares: float
 
 
-def _blocks(levels: Tensor, *scales: Tensor) -> NDArray[np.uint8]:
-    """Blocks [out, bytes] of scales [out, groups] and bytes of levels [out, groups, n]."""
-    pairs = [each.to(torch.float16)[..., None].view(torch.uint8) for each in scales]
-    found: NDArray[np.uint8] = torch.cat([*pairs, levels], -1).flatten(1).numpy()
-    return found
+def rounded(weight: Tensor, bits: int) -> Rounded:
+    """Round a weight [out, in] in fp32, bf16 or fp16 to 4 or 8 bits, with scales in fp16 (`native/round.h`).
 
-
-def quantised_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels int8 [out, in] and scales [out, in / 32] of a weight [out, in], with scales that fp16 holds exactly."""
-    groups = weight.unflatten(1, (-1, GROUP))
-    scale = (groups.abs().amax(-1) / 127).to(torch.float16).float().clamp_(min=SMALLEST_SCALE)
-    return (groups / scale[..., None]).round_().clamp_(-127, 127).to(torch.int8).flatten(1), scale
+    For 4 bits each group of columns takes the range, of several shares of its own, whose levels are nearest to it.
+    Raises RuntimeError where the code cannot run.
+    """
+    kept = {4: Q4_1, 8: Q8_0}[bits]
+    blocks = np.empty((len(weight), round(weight.shape[1] * kept.bits) // 8), np.uint8)
+    return Rounded(kept, blocks, *_required().round(weight, bits, blocks))

@@ -89,6 +89,7 @@ INLINE Floats sums_of(Floats *v) {
 typedef __m256i Ints;
 INLINE Ints bytes(const uint8_t *at) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
 INLINE Ints signed_bytes(const uint8_t *at) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
+INLINE Ints shorts(const uint8_t *at) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)); }
 INLINE Ints ints(const uint8_t *at) { return _mm256_loadu_si256((const __m256i *)at); }
 INLINE Ints high_halves(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi32((int32_t)0xffff0000)); }
 INLINE Ints low_bits(Ints x, const int bits) { return _mm256_and_si256(x, _mm256_set1_epi32((1 << bits) - 1)); }

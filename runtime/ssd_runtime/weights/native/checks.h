@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "recurrence.h"
 #include "repack.h"
+#include "round.h"
 
 #define LARGEST (INT64_C(1) << 28) /* Most rows, columns, outputs or slots, so that no product overflows. */
 
@@ -17,6 +18,7 @@
     RULE(WEIGHT, "a weight has whole tiles of 16 outputs and whole groups of 32 columns, and not too many")\
     RULE(BLOCKS, "a weight's blocks are as large as its bits, outputs and columns say")                    \
     RULE(STORED, "a file's blocks fill whole rows, and there are tiles for all of these")                  \
+    RULE(ROUNDED, "numbers of 16 or 32 bits are rounded to blocks of 4 or 8, and there are two sums for a row") \
     RULE(CHOSEN, "chosen tiles are the weight's, and only of a weight that is multiplied by itself")       \
     RULE(BIAS, "a bias has a number for each output")                                                      \
     RULE(ROWS, "the number of rows is from 0 to 2^28")                                                     \
@@ -99,14 +101,25 @@ static int check_tiles(const Weight *weight) {
 }
 
 static int check_stored(int64_t format, const uint8_t *from, int64_t bytes, int64_t out, int64_t in, const uint8_t *to,
-                        int64_t to_bytes, int64_t begin)
+                        int64_t to_bytes, int64_t begin, int threads)
 {
     REQUIRE(POINTERS, from && to);
+    REQUIRE(THREADS, threads >= 1);
     REQUIRE(FORMAT, format >= 0 && format < Q8_0_DRAFT);
     REQUIRE(WEIGHT, within(out, 1) && within(in, GROUP));
     REQUIRE(STORED, in % stored[format].columns == 0 && bytes == out * (in / stored[format].columns * stored[format].bytes));
     const int64_t size = tile_bytes(formats[format], in / GROUP);
     REQUIRE(STORED, to_bytes % size == 0 && within(begin, 0) && begin + (out + TILE - 1) / TILE <= to_bytes / size);
+    return AGREED;
+}
+
+static int check_rounding(const Rounding *of, int64_t bytes, int64_t out, int64_t blocks_bytes, int64_t sums_bytes, int threads) {
+    REQUIRE(POINTERS, of->numbers && of->blocks && of->sums);
+    REQUIRE(THREADS, threads >= 1);
+    REQUIRE(WEIGHT, within(out, 1) && within(of->in, GROUP) && of->in % GROUP == 0);
+    REQUIRE(ROUNDED, (of->size == 2 || of->size == 4) && (of->bits == 4 || of->bits == 8));
+    REQUIRE(ROUNDED, bytes == out * of->in * of->size && sums_bytes == out * 2 * (int64_t)sizeof(double));
+    REQUIRE(ROUNDED, blocks_bytes == out * (of->in / GROUP) * rounded_bytes(of));
     return AGREED;
 }
 

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 SOURCES = (
     "sublayers.c",
     *("attention.h", "avx2.h", "avx512.h", "checks.h", "experts.h", "exponential.h", "formats.h", "lanes.h", "mlp.h"),
-    *("pool.h", "products.h", "project.h", "recurrence.h", "repack.h", "rows.h", "sixteen.h"),
+    *("pool.h", "products.h", "project.h", "recurrence.h", "repack.h", "round.h", "rows.h", "sixteen.h"),
 )
 """The file that is compiled, and those that it includes."""
 COMPILERS = ("gcc", "cc")

@@ -53,7 +53,9 @@ class Library:
         sized = (POINTER, COUNT)
         rows, memory = (*sized, COUNT), (*sized, ctypes.c_int)
         self._repack = functions.repack
-        self._repack.argtypes = (COUNT, *sized, COUNT, COUNT, *sized, COUNT)
+        self._repack.argtypes = (COUNT, *sized, COUNT, COUNT, *sized, COUNT, ctypes.c_int)
+        self._round = functions.round_rows
+        self._round.argtypes = (*sized, *(COUNT,) * 5, *sized, *sized, ctypes.c_int)
         self.linear = functions.linear
         self.linear.argtypes = (POINTER, POINTER, *rows, *sized, POINTER, *memory)
         self.mlp = functions.mlp
@@ -90,12 +92,24 @@ class Library:
 
         Raises RuntimeError with the rule of `checks.h` that the call breaks.
         """
-        source, out = np.ascontiguousarray(blocks), len(blocks)
-        code = self._repack(
-            number, source.ctypes.data, source.nbytes, out, columns, tiles.data_ptr(), tiles.nbytes, begin
-        )
-        if code:
+        source, target = np.ascontiguousarray(blocks), (tiles.data_ptr(), tiles.nbytes)
+        given = (number, source.ctypes.data, source.nbytes, len(blocks), columns, *target, begin)
+        if code := self._repack(*given, torch.get_num_threads()):
             raise self.refusal(code)
+
+    def round(self, weight: Tensor, bits: int, blocks: NDArray[np.uint8]) -> tuple[float, float]:
+        """Round a weight [out, in] in fp32, bf16 or fp16 to `blocks` [out, bytes] of Q4_1 or Q8_0, of 4 or 8 bits.
+
+        Returns the sum of squared errors, for 4 bits, and that of squares. Raises RuntimeError as `repack` does.
+        """
+        weight = weight.contiguous()
+        sums = np.empty((len(weight), 2))
+        given = (weight.data_ptr(), weight.nbytes, weight.itemsize, weight.dtype == torch.bfloat16, *weight.shape, bits)
+        targets = (blocks.ctypes.data, blocks.nbytes, sums.ctypes.data, sums.nbytes)
+        if code := self._round(*given, *targets, torch.get_num_threads()):
+            raise self.refusal(code)
+        error, squares = sums.sum(0)
+        return float(error), float(squares)
 
     def refusal(self, code: int) -> RuntimeError:
         """The error for a call that returned `code` and did nothing, with the rule of `checks.h` that it breaks."""

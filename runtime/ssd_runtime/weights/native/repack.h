@@ -173,29 +173,42 @@ static void put_numbers(const Format format, uint32_t (*words)[TILE], uint8_t *t
             }
 }
 
-/* Order `present` outputs of `bytes` each as a tile. The outputs after them are 0. */
-static void repack_tile(int number, const uint8_t *from, int64_t bytes, int64_t present, int64_t groups, uint8_t *first,
-                        uint8_t *second)
-{
-    const Format format = formats[number];
-    const int headed = stored[number].columns / GROUP, is_number = !has_levels(format);
-    const int columns = is_number ? 2 : 4;
+/* Outputs of a file, `bytes` each, and where their tiles begin: of blocks, and of second planes. */
+typedef struct {
+    int number;
+    const uint8_t *from;
+    int64_t bytes, out, groups;
+    uint8_t *blocks;
+    int64_t blocks_bytes;
+    uint8_t *seconds;
+    int64_t seconds_bytes;
+} Repacking;
+
+/* Order the outputs of a tile; those after the last one are 0. */
+static void repack_tile(const void *about, int64_t tile, int worker) {
+    const Repacking *of = about;
+    const Format format = formats[of->number];
+    const int columns = stored[of->number].columns, is_number = !has_levels(format);
+    const int64_t left = of->out - tile * TILE, present = left < TILE ? left : TILE;
+    const uint8_t *from = of->from + tile * TILE * of->bytes;
+    uint8_t *first = of->blocks + tile * of->blocks_bytes, *second = of->seconds + tile * of->seconds_bytes;
     uint32_t words[LONGEST / 4][TILE] = {{0}};
     uint8_t levels[LONGEST];
-    for (int64_t group = 0; group < groups; group += headed, from += stored[number].bytes) {
+    (void)worker;
+    for (int64_t group = 0; group < of->groups; group += columns / GROUP, from += stored[of->number].bytes) {
         uint8_t *header = first;
         first += format.header;
         if (present < TILE)
-            memset(header, 0, format.header + headed * block_bytes(format));
+            memset(header, 0, format.header + columns / GROUP * block_bytes(format));
         for (int o = 0; o < present; o++) {
-            const uint8_t *block = from + o * bytes;
+            const uint8_t *block = from + o * of->bytes;
             if (!is_number)
-                read_levels(number, block, levels);
-            for (int i = 0; i < stored[number].columns / columns; i++)
+                read_levels(of->number, block, levels);
+            for (int i = 0; i < columns / (is_number ? 2 : 4); i++)
                 memcpy(&words[i][o], (is_number ? block : levels) + 4 * i, 4);
-            put_scales(number, block, o, header, first + 2 * GROUP * format.first, block_bytes(format));
+            put_scales(of->number, block, o, header, first + 2 * GROUP * format.first, block_bytes(format));
         }
-        for (int i = 0; i < headed; i++, first += block_bytes(format), second += second_bytes(format))
+        for (int i = 0; i < columns / GROUP; i++, first += block_bytes(format), second += second_bytes(format))
             if (is_number) {
                 put_numbers(format, words, first);
             } else {

@@ -12,14 +12,28 @@ void set_torch_threads(int threads) {
 /* Order `out` outputs of a file, of `in` columns, as the tiles `begin`, ... of a weight `to`; zeros fill the last one. Returns
  * the code of the rule that a call breaks (`checks.h`), and then has touched nothing, as all of the following do. */
 int repack(int64_t format, const uint8_t *from, int64_t bytes, int64_t out, int64_t in, uint8_t *to, int64_t to_bytes,
-           int64_t begin)
+           int64_t begin, int wanted)
 {
-    AGREE(check_stored(format, from, bytes, out, in, to, to_bytes, begin));
-    const int64_t groups = in / GROUP, size = blocks_bytes(formats[format], groups);
-    const int64_t rest = groups * second_bytes(formats[format]), row = bytes / out;
-    uint8_t *first = to + begin * size, *second = to + to_bytes / (size + rest) * size + begin * rest;
-    for (int64_t left = out; left > 0; left -= TILE, from += TILE * row, first += size, second += rest)
-        repack_tile((int)format, from, row, left < TILE ? left : TILE, groups, first, second);
+    AGREE(check_stored(format, from, bytes, out, in, to, to_bytes, begin, wanted));
+    const int64_t groups = in / GROUP, first = blocks_bytes(formats[format], groups);
+    const int64_t second = groups * second_bytes(formats[format]), tiles = to_bytes / (first + second);
+    const Repacking about = {(int)format, from, bytes / out, out, groups, to + begin * first, first,
+                             to + tiles * first + begin * second, second};
+    const Threads threads = join(wanted, 1);
+    ON(threads, each(threads, repack_tile, &about, (out + TILE - 1) / TILE, 1));
+    leave(threads);
+    return AGREED;
+}
+
+/* Round the rows of `numbers` [out, in] of `size` bytes to `blocks` of 4 or 8 bits, with the `sums` of each. */
+int round_rows(const uint8_t *numbers, int64_t bytes, int64_t size, int64_t is_brain, int64_t out, int64_t in, int64_t bits,
+               uint8_t *blocks, int64_t blocks_bytes, double *sums, int64_t sums_bytes, int wanted)
+{
+    const Rounding about = {numbers, in, size, is_brain, bits, blocks, sums};
+    AGREE(check_rounding(&about, bytes, out, blocks_bytes, sums_bytes, wanted));
+    const Threads threads = join(wanted, 1);
+    ON(threads, each(threads, round_row, &about, out, 1));
+    leave(threads);
     return AGREED;
 }
 
