@@ -6,10 +6,12 @@ import json
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -29,6 +31,8 @@ from tests.tables import latency_table
 pytest.importorskip("ray", reason="needs the extra `ray`")
 TIMED = {"validation", "choice", "pays"}
 """Fields that timing decides, which no two compiles have in common."""
+OURS = latency_table(2).device
+OTHER = replace(OURS, device="another processor")
 
 
 class Notes(Reporter):
@@ -99,13 +103,84 @@ def kill_one_at_work(killed: list[int], stopped: threading.Event) -> None:
     ("asked", "cores", "expected"),
     [
         *((1, [8] * 4, [1, 0, 0, 0]), (2, [2] * 4, [1, 1, 0, 0]), (5, [4, 4], [3, 2])),
-        *((9, [2, 4], [2, 4]), (3, [64], [3]), (None, [8, 8], [1, 1])),
+        *((9, [2, 4], [2, 4]), (3, [64], [3]), (None, [8, 8], [1, 1]), (4, [1, 8], [1, 3]), (7, [1, 8, 2], [1, 4, 2])),
     ],
 )
 def test_workers_are_spread_over_hosts_that_have_room(asked: int | None, cores: list[int], expected: list[int]) -> None:
     from ssd_compiler.crew.ray_crew import Host, _workers_of
 
     assert _workers_of([Host(str(place), each, 0) for place, each in enumerate(cores)], asked, False) == expected
+
+
+class Reference:
+    """A fake answer of a worker: a value, an error, or None for one that never comes."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+class Actor:
+    """A fake worker that answers with these one after the other, to whatever it is asked."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+        self.run = self.start = self.__ray_ready__ = self
+
+    def remote(self, *_: object) -> Reference:
+        return Reference(self._answers.pop(0))
+
+
+class FakeRay:
+    """Ray's functions on fake references."""
+
+    def get(self, reference: Reference) -> Any:
+        if isinstance(reference.answer, Exception):
+            raise reference.answer
+        return reference.answer
+
+    def wait(self, references: list[Reference], **_: object) -> tuple[list[Reference], list[Reference]]:
+        return [each for each in references if each.answer is not None][:1], []
+
+    def kill(self, actor: Actor) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("answers", "here"),
+    [
+        pytest.param([[True, OURS, ("there", {})], [None, None]], False, id="a host without room"),
+        pytest.param([[True, OTHER], [None, None]], True, id="only a host without room may have the device"),
+        pytest.param([[True, OTHER], [True, OURS, "lost", None, None]], True, id="its only host goes"),
+        pytest.param([[True, OURS, "lost", True, OURS, ("there", {})]], False, id="its worker dies once"),
+    ],
+)
+def test_a_timed_step_waits_for_no_host_that_cannot_run_it(
+    answers: list[list[Any]], here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in this process where no worker has the device, or where none is left that has it."""
+    from ray.exceptions import WorkerCrashedError
+
+    from ssd_compiler.crew import ray_crew
+
+    monkeypatch.setattr(ray_crew, "ray", FakeRay())
+    monkeypatch.setattr(ray_crew, "PATIENCE_SECONDS", -1.0)
+    crew = ray_crew.RayCrew.__new__(ray_crew.RayCrew)
+    crew._stages = SimpleNamespace(reporter=Notes())  # type: ignore[assignment]
+    crew._crew, crew._deaths, crew._queue = [], Counter(), None
+    monkeypatch.setattr(crew, "_finished", lambda *_: [])
+    monkeypatch.setattr(crew, "_events", list)
+    monkeypatch.setattr(crew, "_start_workers", lambda: None)
+    for number, each in enumerate(answers):
+        actor = Actor(*(WorkerCrashedError() if answer == "lost" else answer for answer in each))
+        host = ray_crew.Host(str(number), 1, 0)
+        worker = ray_crew.WorkerHandle(name=str(number), host=host, actor=actor, setup=None)  # type: ignore[arg-type]
+        crew._crew.append(worker)
+        crew._start(worker)
+
+    def step(stages: Stages) -> str:
+        return "here"
+
+    assert crew.each(step, {"one": ()}, OURS) == {"one": "here" if here else "there"}
 
 
 def test_workers_make_the_bundle_of_one_process(

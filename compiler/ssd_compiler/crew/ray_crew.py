@@ -7,12 +7,13 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from ssd_artifacts.manifest import tool_version
 from ssd_compiler.crew.crew import Alone, Step
@@ -29,7 +30,7 @@ MOST_DEATHS = 3
 """Workers that may die over one step of a domain."""
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 30.0
-"""Seconds after which the user is told what is waited for."""
+"""Seconds after which the user is told what is waited for, and timed steps wait for no worker without a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,10 @@ class WorkerHandle:
     """The device that it times on; None until it has loaded the model."""
     busy: tuple[Any, str | None] | None = None
     """The reference that it works on, with the domain; None for the domain while it starts."""
+    placed: Any = None
+    """The reference that is there once Ray has found a place for it."""
+    asked: float = 0.0
+    """When it was told to start."""
 
 
 class RayCrew(Alone):
@@ -86,12 +91,11 @@ class RayCrew(Alone):
         left = {name: rows[name] for name in rows if name not in found}
         if left:
             self._start_workers()
-            if timed_on is not None and not self._has(timed_on):
-                self._stages.reporter.note(f"no worker runs on {timed_on.device}, so timing happens in this process")
-                found |= {name: step(self._stages, *arguments) for name, arguments in left.items()}
-            else:
-                with ProgressDisplay(self._stages.reporter) as display:
-                    found |= self._spread(step, left, timed_on, display)
+            with ProgressDisplay(self._stages.reporter) as display:
+                found |= self._spread(step, left, timed_on, display)
+        if timed_on is not None and (left := {name: rows[name] for name in rows if name not in found}):
+            self._stages.reporter.note(f"no worker runs on {timed_on.device}, so timing happens in this process")
+            found |= {name: step(self._stages, *arguments) for name, arguments in left.items()}
         return {name: found[name] for name in rows}
 
     @contextmanager
@@ -125,10 +129,14 @@ class RayCrew(Alone):
     def _spread(
         self, step: Step[T], rows: Mapping[str, tuple[Any, ...]], timed_on: DeviceKey | None, display: ProgressDisplay
     ) -> dict[str, T]:
-        """Run a step of every domain on the workers; returns the results."""
+        """Run a step of every domain on the workers; returns the results, without those that no worker can time."""
         found = dict[str, T]()
         waiting = deque(rows)
         while len(found) < len(rows):
+            if timed_on is not None and all(worker.device != timed_on for worker in self._crew):
+                self._forget_late()
+                if all(worker.device is not None for worker in self._crew):
+                    break
             for worker in self._crew:
                 if waiting and self._is_free(worker, timed_on):
                     name = waiting.popleft()
@@ -167,12 +175,12 @@ class RayCrew(Alone):
         worker.busy = None
         try:
             answer = ray.get(reference)
-        except RayActorError:
-            self._bury(worker, name, step)
-            return None, name
         except RayTaskError as error:
             # Ray's own exception has its whole traceback for a message.
             raise (error.cause if isinstance(error.cause, UserError) else error.as_instanceof_cause()) from None
+        except RayError:
+            self._bury(worker, name, step)
+            return None, name
         if name is None:
             worker.device = answer
             return None, None
@@ -187,8 +195,7 @@ class RayCrew(Alone):
         Raises UserError if a step has killed too many.
         """
         if name is None:
-            self._crew.remove(worker)
-            ray.kill(worker.actor)
+            self._forget(worker)
             return
         task = f"{name}: {step.__name__}"
         self._deaths[task] += 1
@@ -201,16 +208,22 @@ class RayCrew(Alone):
         found: list[Event] = ray.get(self._queue.take.remote())
         return found
 
+    def _forget(self, worker: WorkerHandle) -> None:
+        self._crew.remove(worker)
+        ray.kill(worker.actor)
+
+    def _forget_late(self) -> None:
+        """Forget the workers for which Ray has found no place in time."""
+        for worker in [each for each in self._crew if monotonic() - each.asked > PATIENCE_SECONDS]:
+            if not ray.wait([worker.placed], timeout=0)[0]:
+                self._stages.reporter.note(f"{worker.name}: there is no room for it so far, so it is not waited for")
+                self._forget(worker)
+
     def _start(self, worker: WorkerHandle) -> None:
         worker.device = None
+        worker.asked = monotonic()
+        worker.placed = worker.actor.__ray_ready__.remote()
         worker.busy = worker.actor.start.remote(worker.name, worker.setup, _EventSender(self._queue)), None
-
-    def _has(self, device: DeviceKey) -> bool:
-        """Whether some worker has a device, once all have started."""
-        while any(worker.device is None for worker in self._crew):
-            for worker in self._wait():
-                self._answer(worker, Stages.validate)
-        return any(worker.device == device for worker in self._crew)
 
     def _start_workers(self) -> None:
         """Start the workers, once."""
@@ -219,6 +232,8 @@ class RayCrew(Alone):
         hosts = _hosts()
         on_cards = self._stages.decoder.device.type != "cpu"
         per_host = _workers_of(hosts, self._count, on_cards)
+        if self._count is not None and self._count > sum(per_host):
+            self._stages.reporter.note(f"--workers {self._count}: the hosts have room for {sum(per_host)}")
         threads = torch.get_num_threads()
         for host, count in zip(hosts, per_host, strict=True):
             for _ in range(count):
@@ -232,10 +247,12 @@ class RayCrew(Alone):
                 )
                 setup = self._setup(max(1, threads // count), threads)
                 self._crew.append(WorkerHandle(name, host, actor, setup))
-        there = [worker.actor.__ray_ready__.remote() for worker in self._crew]
-        self._wait_for(there, "waiting for hosts that have room for workers (cores, cards and slots): see `ray status`")
         for worker in self._crew:
             self._start(worker)
+        placed = [worker.placed for worker in self._crew]
+        self._wait_for(
+            placed, "waiting for hosts that have room for workers (cores, cards and slots): see `ray status`"
+        )
 
     def _wait_for(self, references: list[Any], why: str) -> None:
         """Wait for one of some references; if that takes long, tell the user why."""
@@ -268,12 +285,15 @@ def _hosts() -> list[Host]:
 
 
 def _workers_of(hosts: Sequence[Host], asked: int | None, on_cards: bool) -> list[int]:
-    """The number of workers on each host: its share of those asked for, at most one per core or card."""
+    """The number of workers on each host: as even as possible, at most one per core or card."""
     most = [host.cards if on_cards else host.cores for host in hosts]
     if asked is None:
         return most if on_cards else [1] * len(hosts)
-    share, rest = divmod(asked, len(hosts))
-    return [min(room, share + (place < rest)) for place, room in enumerate(most)]
+    found = [0] * len(hosts)
+    for _ in range(min(asked, sum(most))):
+        free = [place for place, room in enumerate(most) if found[place] < room]
+        found[min(free, key=lambda place: found[place])] += 1
+    return found
 
 
 def _actor(kind: type[Any], **options: Any) -> Any:
