@@ -14,30 +14,27 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
 
 from bench.fixtures.prompts.prompt_files import read_pool, stratified
-from bench.harness.contenders import PLAIN, Decode, about, difference, digest, ours, singly, strategy_of
-from bench.harness.ledger import NAME, Ledger, Row
+from bench.harness.contenders import PLAIN, about, digest, ours, singly, strategy_of
+from bench.harness.ledger import NAME, Ledger
 from bench.harness.peers.in_process import PEERS
 from bench.harness.pricing import priced, read_latency
-from bench.harness.provenance import Watch, disturbance
+from bench.harness.provenance import disturbance
 from bench.harness.standings import standings
 from bench.harness.tables import show
+from bench.harness.turns import Make, decode_in_turn
 from ssd_artifacts.files import sha256_file
 from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
-from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine, SamplingParams
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.loading.loaded_model import conversation
 from ssd_runtime.weights.draft_bits import read_draft_bits
 
 AGAIN = "plain again"
@@ -45,8 +42,6 @@ SINGLE = "single:"
 """Prefix of a strategy that begins without statistics at every prompt."""
 QUICK = ("auto", "transformers", "transformers-lookup")
 BASELINES = (PLAIN, "transformers")
-Make = Callable[[str], Decode]
-"""Makes a contender afresh for a stream of this name."""
 
 
 def main() -> None:
@@ -82,7 +77,9 @@ def main() -> None:
     }
     arguments.out.mkdir(parents=True, exist_ok=True)
     ledger = Ledger(arguments.out / NAME, settings)
-    _measure(ledger, engine, Work(prompts, contenders, new, sampling), console)
+    decode_in_turn(
+        ledger, engine, contenders, prompts, new, compared=list(contenders), sampling=sampling, console=console
+    )
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
     summary = {"settings": settings, "commit": ledger.commits, "stolen": ledger.stolen, "standings": found}
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
@@ -143,50 +140,6 @@ def _contenders(names: list[str], engine: Engine, sampling: SamplingParams, is_p
         else:
             found[name] = strategy(name)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Prompts and settings that a comparison decodes."""
-
-    prompts: Sequence[Prompt]
-    contenders: Mapping[str, Make]
-    new: int
-    """Most new tokens of an answer."""
-    sampling: SamplingParams
-
-
-def _measure(ledger: Ledger, engine: Engine, work: Work, console: Console) -> None:
-    """Run every contender on every prompt in turn, rotating the order from prompt to prompt."""
-    todo = [(i, prompt) for i, prompt in enumerate(work.prompts) if not ledger.has(prompt.id, 0)]
-    if todo:
-        warm_up = engine.loaded.encode(conversation(work.prompts[0]))
-        for name, make in work.contenders.items():
-            make(f"{name}, warm-up")(warm_up, min(work.new, 8))
-    names = list(work.contenders)
-    decoders = {name: make(name) for name, make in work.contenders.items()}
-    for i, prompt in track(todo, "decoding", console=console, disable=not console.is_terminal):
-        shift = i % len(names)
-        watch = Watch()
-        ids = engine.loaded.encode(conversation(prompt))
-        done = {name: decoders[name](ids, work.new) for name in names[shift:] + names[:shift]}
-        stolen = watch.stolen()
-        ledger.add(
-            [
-                Row.of(
-                    prompt=prompt.id,
-                    category=prompt.category or "all",
-                    contender=name,
-                    repeat=0,
-                    divergence=difference(
-                        engine, ids, done[PLAIN].token_ids, done[name].token_ids, work.sampling
-                    ).value,
-                    timed=done[name],
-                )
-                for name in names
-            ],
-            stolen,
-        )
 
 
 if __name__ == "__main__":

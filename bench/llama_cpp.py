@@ -23,16 +23,15 @@ import torch
 from rich.console import Console
 
 from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
-from bench.harness.contenders import PLAIN, Decode, Timed, about, difference, digest, ours
-from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
-from bench.harness.provenance import Watch, disturbance
+from bench.harness.contenders import PLAIN, Decode, Timed, about, digest, ours
+from bench.harness.ledger import NAME, Ledger
+from bench.harness.provenance import disturbance
 from bench.harness.standings import standings
 from bench.harness.tables import show
+from bench.harness.turns import Make, decode_in_turn
 from ssd_profiles.errors import UserError, first_line
-from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.commands.command import run_guarded
-from ssd_runtime.loading.loaded_model import conversation
 from ssd_runtime.loading.sources import find_packed
 
 LLAMA = "llama.cpp"
@@ -83,54 +82,36 @@ def main() -> None:
             "server": version(arguments.server),
         },
     )
-    if todo := [prompt for prompt in prompts if not ledger.has(prompt.id, 0)]:
+    console = Console(highlight=False, width=160)
+    if not all(ledger.has(prompt.id, 0) for prompt in prompts):
         index = find_packed(arguments.model).gguf
         assert index is not None
         command = [str(arguments.server), "-m", str(index.path), "-t", str(arguments.threads)]
         with ExitStack() as stack:
-            contenders: dict[str, Decode] = {}
+            contenders: dict[str, Make] = {}
             for name, setting in peers.items():
                 log = arguments.out / f"{setting}.log"
-                contenders[name] = stack.enter_context(serving([*command, *options(setting)], log))
-            contenders |= {name: ours(engine, name, "beside llama.cpp") for name in STRATEGIES}
-            measure(ledger, engine, contenders, todo, arguments.max_new_tokens)
-    tell(ledger, list(peers), Console(highlight=False, width=160))
+                server = stack.enter_context(serving([*command, *options(setting)], log))
+                contenders[name] = partial(_any_stream, server)
+            contenders |= {name: partial(ours, engine, name) for name in STRATEGIES}
+            new = arguments.max_new_tokens
+            decode_in_turn(
+                ledger, engine, contenders, prompts, new, compared=STRATEGIES, settle=SETTLE, console=console
+            )
+    tell(ledger, list(peers), console)
+
+
+def _any_stream(server: Decode, stream: str) -> Decode:
+    return server
 
 
 def tell(ledger: Ledger, peers: Sequence[str], console: Console) -> None:
     """Print the standings against plain decoding and llama.cpp, without and with its fastest speculation."""
     rates = {name: each["overall"]["tokens_per_second"] for name, each in standings(ledger.rows, []).items()}
-    fastest = max(peers, key=lambda name: rates[name])
+    fastest = max(peers, key=lambda name: rates[name] or 0.0)
     bases = list(dict.fromkeys((PLAIN, LLAMA, fastest)))
     show(standings(ledger.rows, bases), PLAIN, bases, console)
     console.print(f"llama.cpp's fastest setting on these prompts: {fastest}. {disturbance(ledger.stolen)}")
-
-
-def measure(
-    ledger: Ledger, engine: Engine, contenders: Mapping[str, Decode], prompts: Sequence[Prompt], new: int
-) -> None:
-    """Decode each prompt by all contenders in turn, in an order that rotates, after a prompt that warms up."""
-    names = list(contenders)
-    for number, prompt in enumerate([None, *prompts]):
-        ids = engine.loaded.encode([("user", "Hi there")] if prompt is None else conversation(prompt))
-        watch = Watch()
-        shift = number % len(names)
-        answers = dict[str, Timed]()
-        for name in names[shift:] + names[:shift]:
-            sleep(SETTLE)
-            answers[name] = contenders[name](ids, 8 if prompt is None else new)
-        stolen = watch.stolen()
-        if prompt is None:
-            continue
-        row = partial(Row.of, prompt=prompt.id, category=prompt.category or "all", repeat=0)
-        kinds = {
-            name: difference(engine, ids, answers[PLAIN].token_ids, answers[name].token_ids).value
-            for name in STRATEGIES
-        }
-        ledger.add(
-            [row(contender=name, divergence=kinds.get(name, NOT_COMPARED), timed=answers[name]) for name in contenders],
-            stolen,
-        )
 
 
 def options(setting: str) -> list[str]:

@@ -1,8 +1,7 @@
 """Measures the figures of docs/benchmarks.md, and writes that page and the figures that other texts quote.
 
-`python -m bench.benchmarks` decodes for 33 to 61 minutes on two cores, by the kept rows, a part for at most twelve.
-`--only` selects parts; a part that was measured with this code and this command is not measured again, and a killed one
-resumes. `--page` measures nothing.
+`python -m bench.benchmarks` measures all parts; the page says for how many minutes. `--only` selects parts; a part that
+was measured with this code and this command is not measured again, and a killed one resumes. `--page` measures nothing.
 
 `--count 3` takes at most so many prompts, for a first look. It keeps no outcome: build/benchmarks/quick.md is the page
 with these figures in place of the kept ones.

@@ -71,7 +71,7 @@ measured (135M on no grid), it reaches {stream} of plain decoding on a stream, {
 
     pip install -c constraints.txt -e '.[compile]'
     python -m bench.prompts               # fetches the prompt sets, or checks those that are there
-    python -m bench.benchmarks            # decodes for 33 to 61 minutes on two cores; --only llama-cpp for one table
+    python -m bench.benchmarks            # decodes for {minutes} minutes on two cores; --only llama-cpp for one table
 
 A killed run goes on where it stopped. `--count 3` takes three prompts per part, for a first look, and keeps nothing.
 Each table's command is printed as it begins. Tables that need what takes long to make are left out until it is made:
@@ -93,6 +93,7 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
     measured = [part for part in PARTS if outcomes.get(part.name)]
     makes = dict.fromkeys(make for part in PARTS if not part.makes_itself for make in part.needs.values())
     head = HEAD.format(
+        minutes="{:.0f} to {:.0f}".format(*minutes(outcomes)),
         stream=value(outcomes, "off-grid", "auto/plain"),
         margin=MIN_ADVANTAGE,
         single=value(outcomes, "off-grid", "single:auto/plain"),
@@ -105,6 +106,16 @@ def page(outcomes: Mapping[str, Sequence[Outcome]], packages: str) -> str:
         shown = [each for part in measured for each in machines(outcomes[part.name]).values()]
         sections.append(_provenance(shown, packages))
     return "\n".join(filter(None, sections))
+
+
+def minutes(outcomes: Mapping[str, Sequence[Outcome]]) -> tuple[float, float]:
+    """Minutes that all parts decode: each on the machine that took least, and each on the one that took most."""
+    taken = [
+        [sum(row.first_seconds + row.seconds for row in each.rows) / 60 for each in some]
+        for some in outcomes.values()
+        if some
+    ]
+    return sum(map(min, taken)), sum(map(max, taken))
 
 
 def quoted(text: str, outcomes: Mapping[str, Sequence[Outcome]]) -> str:

@@ -18,7 +18,7 @@ def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: C
         each = figures["overall"]
         table.add_row(
             name,
-            f"{each['tokens_per_second']:.1f}",
+            f"{each['tokens_per_second']:.1f}" if each["tokens_per_second"] else "–",
             *(with_interval(each["against"].get(base)) for base in baselines),
             f"{each['mean_acceptance_length']:.2f}" if "mean_acceptance_length" in each else "–",
             f"{each['draft_acceptance_rate']:.2f}" if "draft_acceptance_rate" in each else "–",

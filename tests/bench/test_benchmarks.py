@@ -11,7 +11,7 @@ import pytest
 from bench.benchmarks import __main__ as command
 from bench.benchmarks.__main__ import OUTCOMES
 from bench.benchmarks.figures import Equal, Fastest, Peer, Rate, Ratio, Size
-from bench.benchmarks.page import GENERATIONS, GLANCE, PAGE, machines
+from bench.benchmarks.page import GENERATIONS, GLANCE, PAGE, machines, minutes
 from bench.benchmarks.parts import PARTS, Part
 from bench.compare import SINGLE
 from bench.harness.ledger import NOT_COMPARED, Row, write_rows
@@ -160,6 +160,7 @@ def test_the_committed_page_has_the_figures_of_the_committed_outcomes() -> None:
     written = PAGE.read_text(encoding="utf-8")
     outcomes = read_outcomes(OUTCOMES)
     assert set(outcomes) <= {part.name for part in PARTS}
+    assert "{:.0f} to {:.0f} minutes".format(*minutes(outcomes)) in written
     mend = "run python -m bench.benchmarks --page, and delete outcomes that later ones of such a machine replace"
     for part in PARTS:
         for each in outcomes.get(part.name, []):

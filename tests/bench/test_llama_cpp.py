@@ -11,7 +11,8 @@ from rich.console import Console
 
 from bench.harness.contenders import PLAIN, Decode, Timed, ours
 from bench.harness.ledger import NAME, Ledger, read_rows
-from bench.llama_cpp import LLAMA, SPECULATIONS, measure, serving, tell, version
+from bench.harness.turns import decode_in_turn
+from bench.llama_cpp import LLAMA, SPECULATIONS, serving, tell, version
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from tests.folders import TEXTS, save_tiny_model
@@ -71,10 +72,7 @@ def test_a_servers_build_is_known(tmp_path: Path) -> None:
         version(tmp_path / "none")
 
 
-def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.llama_cpp.SETTLE", 0.0)
+def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_is_named(tmp_path: Path) -> None:
     asked = list[tuple[str, tuple[int, ...]]]()
     engine = tiny_engine(save_tiny_model(tmp_path / "model"))
     slow, fast = f"{LLAMA} {SPECULATIONS[0]}", f"{LLAMA} {SPECULATIONS[1]}"
@@ -84,16 +82,25 @@ def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_
         asked.append((name, tuple(ids)))
         return Timed(token_ids=[0] * new, first_seconds=0.1, seconds=seconds[name], counted=new - 1)
 
-    contenders: dict[str, Decode] = {name: partial(peer, name) for name in seconds}
-    contenders |= {name: ours(engine, name, "s") for name in (PLAIN, "auto")}
+    def make(name: str, stream: str) -> Decode:
+        streams.append(stream)
+        return partial(peer, name) if name in seconds else ours(engine, name, stream)
+
+    streams = list[str]()
+    contenders = {name: partial(make, name) for name in (*seconds, PLAIN, "auto")}
     ledger = Ledger(tmp_path / NAME, {"contenders": list(contenders)})
     prompts = [Prompt(str(number), turns=(text[:40],)) for number, text in enumerate(TEXTS[:2])]
-    measure(ledger, engine, contenders, prompts, 6)
+    console = Console(record=True, width=160)
+    decode_in_turn(ledger, engine, contenders, prompts, 6, compared=(PLAIN, "auto"), console=console)
+    assert len(set(streams)) == len(streams), "no stream has the keys of another's prompt"
     rows = read_rows(tmp_path / NAME)
     assert [row.contender for row in rows] == list(contenders) * 2
     assert {row.divergence for row in rows if row.contender in (PLAIN, "auto")} == {"none"}
     assert len({ids for _, ids in asked}) == 3
     assert len({name for name, _ in asked[::3]}) > 1, "the order rotates"
-    console = Console(record=True, width=160)
     tell(ledger, list(seconds), console)
     assert f"fastest setting on these prompts: {fast}" in console.export_text()
+    short = Ledger(tmp_path / "short.jsonl", {"contenders": list(contenders)})
+    decode_in_turn(short, engine, contenders, prompts, 1, compared=(PLAIN, "auto"), console=console)
+    tell(short, list(seconds), console)
+    assert "–" in console.export_text(), "answers of one token have no speed"
