@@ -19,12 +19,14 @@ import pytest
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.ray_app.call import Call
+from ssd_runtime.serving.ray_app.router import ReplicaLost
 from tests.folders import TEXTS
 from tests.ports import unused_port
 from tests.serving import lone, request_for, tiny_engine
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 TOKENS = 240
+PAGE = "https://chat.example"
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +41,24 @@ def address(folder: Path) -> Iterator[str]:
 
     port = unused_port()
     options = ServiceOptions(
-        model=str(folder), name="tiny", strategy="plain", temperature=0.0, load=LoadSettings(device="cpu", threads=1)
+        model=str(folder),
+        name="tiny",
+        strategy="plain",
+        temperature=0.0,
+        load=LoadSettings(device="cpu", threads=1),
+        allowed_origins=(PAGE,),
     )
     with ray_cluster("local"):
         serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config=QUIET)
         serve.run(application(options, Scale.of("2", 1, grace=2.0)), name="ssd", logging_config=QUIET)
         yield f"http://127.0.0.1:{port}"
         serve.shutdown()
+
+
+def test_web_pages_of_an_allowed_origin_can_read_every_answer(address: str) -> None:
+    for path in ("/v1/models", "/health"):
+        response = httpx2.get(f"{address}{path}", headers={"Origin": PAGE}, timeout=60)
+        assert response.headers.get_list("access-control-allow-origin") == [PAGE]
 
 
 def replicas() -> list[psutil.Process]:
@@ -167,7 +180,10 @@ def seconds_of(process: psutil.Process) -> float:
 
 
 class Handle:
-    """Ray Serve's handle of replicas whose places are all taken."""
+    """Ray Serve's handle of replicas that are not to be had: the answer to a request is an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
 
     def options(self, **_: object) -> Handle:
         return self
@@ -182,31 +198,45 @@ class Handle:
         raise TimeoutError
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        raise full()
+        raise self._error
         yield
 
     def cancel(self) -> None:
-        raise full()
+        raise self._error
 
 
-def full() -> Exception:
-    from ray.serve.exceptions import BackPressureError
-
-    return BackPressureError(num_queued_requests=1, max_queued_requests=1)
-
-
-def test_a_full_queue_is_told_as_one_server_tells_it_and_health_stays() -> None:
+def respond(error: Exception) -> None:
+    """Raise what a router is told where Ray Serve raises `error`."""
     from ssd_runtime.serving.ray_app.handle import ServedReplicas
 
-    replicas = ServedReplicas(Handle())  # type: ignore[arg-type]
-
-    async def respond() -> None:
+    async def asked() -> None:
+        replicas = ServedReplicas(Handle(error))  # type: ignore[arg-type]
         async for _ in replicas.respond(Call(method="POST", path="/v1/completions", headers=(), body=b"")):
             pass
 
+    asyncio.run(asked())
+
+
+def test_a_replica_is_lost_however_it_goes_but_not_by_an_error_of_its_own() -> None:
+    from ray import exceptions
+
+    for error in (exceptions.ActorDiedError(), exceptions.WorkerCrashedError(), exceptions.LocalRayletDiedError()):
+        with pytest.raises(ReplicaLost):
+            respond(error)
+    with pytest.raises(exceptions.RayTaskError):
+        respond(exceptions.RayTaskError("respond", "a traceback", ValueError("a defect")))
+
+
+def test_a_full_queue_is_told_as_one_server_tells_it_and_health_stays() -> None:
+    from ray.serve.exceptions import BackPressureError
+
+    from ssd_runtime.serving.ray_app.handle import ServedReplicas
+
+    full = BackPressureError(num_queued_requests=1, max_queued_requests=1)
     with pytest.raises(ApiError) as told:
-        asyncio.run(respond())
+        respond(full)
     assert told.value.status == 429
+    replicas = ServedReplicas(Handle(full))  # type: ignore[arg-type]
     assert asyncio.run(replicas.alive())
     replicas._metrics = [("one", "latest")]
     assert asyncio.run(replicas.metrics()) == [("one", "latest")]

@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from ssd_runtime.serving.http.app import Service, make_app
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.openai.errors import ApiError
+from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
 from ssd_runtime.serving.ray_app.call import Call, Message, exchange
 from ssd_runtime.serving.ray_app.router import ReplicaLost, Router
 from tests.folders import TEXTS
@@ -207,6 +208,37 @@ def test_when_all_die_the_stream_ends_with_an_error(services: list[Service]) -> 
     assert (whole.status_code, whole.json()["error"]["code"], whole.headers["retry-after"]) == (503, "broken", "1")
 
 
+def test_a_defect_ends_a_stream_with_an_error(services: list[Service]) -> None:
+    class Defective(Mortals):
+        async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
+            async with aclosing(super().respond(call)) as batches:
+                yield [*await anext(batches), *await anext(batches)]
+            raise RuntimeError("a defect")
+
+    router = Router(Defective(services, []), 1 << 20)
+    with TestClient(router.app()) as client:
+        response = client.post("/v1/chat/completions", json={"messages": QUESTION, "stream": True, **SAMPLED})
+    *_, error, done = [line for line in response.text.split("\n\n") if line]
+    assert done == "data: [DONE]"
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
+
+
+def test_web_pages_of_an_allowed_origin_can_read_the_routers_own_answers(services: list[Service]) -> None:
+    origin = "https://chat.example"
+    router = Router(Full(services, []), 1 << 20, ApiKeys(["right"]))
+    with TestClient(router.app(web_page_middleware(None, [origin])), headers={"Origin": origin}) as client:
+        url, asked = "/v1/chat/completions", {"Access-Control-Request-Method": "POST"}
+        answers = [
+            (200, client.get("/health")),
+            (200, client.get("/metrics")),
+            (200, client.options(url, headers=asked)),
+            (401, client.post(url, json={})),
+            (429, client.post(url, json={"messages": QUESTION}, headers={"Authorization": "Bearer right"})),
+        ]
+    for status, response in answers:
+        assert (response.status_code, response.headers["access-control-allow-origin"]) == (status, origin)
+
+
 def test_responses_are_streamed_and_end_with_their_own_error(services: list[Service]) -> None:
     body = {"input": QUESTION, "stream": True, "temperature": 0.0, "max_output_tokens": 24}
     ends = []
@@ -234,20 +266,19 @@ def test_requests_without_a_key_take_no_place_of_a_replica(services: list[Servic
                 assert response.status_code == 401
                 assert response.json()["error"]["code"] == "invalid_api_key"
         assert not replicas.calls
-        client.options(
-            "/v1/chat/completions", headers={"Origin": "http://page", "Access-Control-Request-Method": "POST"}
-        )
-        assert [call.method for call in replicas.calls] == ["OPTIONS"], "which have no key"
         right = {"Authorization": "Bearer right"}
         assert client.post("/v1/chat/completions", json=body, headers=right).status_code == 200
 
 
-def test_bad_requests_and_full_servers_are_answered_as_one_server_does(services: list[Service]) -> None:
-    class Full(Mortals):
-        async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
-            raise ApiError(429, "all places are taken", code="rate_limit_exceeded", retry_after=1)
-            yield []
+class Full(Mortals):
+    """Replicas whose places are all taken."""
 
+    async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
+        raise ApiError(429, "all places are taken", code="rate_limit_exceeded", retry_after=1)
+        yield []
+
+
+def test_bad_requests_and_full_servers_are_answered_as_one_server_does(services: list[Service]) -> None:
     with TestClient(Router(Mortals(services, []), 1 << 20).app()) as client:
         for body, status in ((b"{", 400), (b"[]", 400), (b'{"messages": [], "stream": true}', 400)):
             response = client.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})

@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -46,7 +44,7 @@ from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.transport.bodies import Bodies
 from ssd_runtime.serving.http.transport.failures import exception_handlers
 from ssd_runtime.serving.http.transport.leaving import in_a_thread, until_gone
-from ssd_runtime.serving.http.transport.web_pages import web_page_guard
+from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
 from ssd_runtime.serving.record import Recorder
 
 T = TypeVar("T")
@@ -280,15 +278,9 @@ def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = Non
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
         return handlers[ApiError](request, ApiError(error.status_code, what, code=code))
 
-    origins = list(service.settings.allowed_origins)
-    # Without any, the headers that let a web page read the answers are never sent.
-    cross_origin = Middleware(
-        CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"], max_age=3600
-    )
-    guard = web_page_guard(service.settings.allowed_hosts, origins, count)
     return Starlette(
         routes=service.routes(),
-        middleware=[*guard, *([cross_origin] if origins else [])],
+        middleware=web_page_middleware(service.settings.allowed_hosts, service.settings.allowed_origins, count),
         lifespan=lifespan,
         exception_handlers={**handlers, HTTPException: http_error},
     )

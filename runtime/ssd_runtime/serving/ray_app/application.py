@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,7 +14,7 @@ from starlette.applications import Starlette
 from ssd_runtime.engine.opening import LoadSettings
 from ssd_runtime.serving.http.keys import ApiKeys, read_keys
 from ssd_runtime.serving.http.opening import ServiceOptions
-from ssd_runtime.serving.http.transport.web_pages import web_page_guard
+from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
 from ssd_runtime.serving.ray_app.handle import ServedReplicas
 from ssd_runtime.serving.ray_app.replica import Replica
 from ssd_runtime.serving.ray_app.router import Router
@@ -31,11 +32,11 @@ def application(options: ServiceOptions, scale: Scale) -> serve.Application:
     """An application that serves `options` on as many replicas as `scale` says."""
 
     longest, keys = options.max_body_bytes, options.api_keys
-    guard = web_page_guard(options.allowed_hosts, options.allowed_origins)
+    web_pages = web_page_middleware(options.allowed_hosts, options.allowed_origins)
 
     def make_router() -> Starlette:
         handle = serve.get_deployment_handle(REPLICA, serve.get_replica_context().app_name)
-        return Router(ServedReplicas(handle), longest, ApiKeys(keys)).app(guard)
+        return Router(ServedReplicas(handle), longest, ApiKeys(keys)).app(web_pages)
 
     replicas: Any = serve.deployment(
         Replica,
@@ -59,7 +60,9 @@ def application(options: ServiceOptions, scale: Scale) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
     )
-    bound: serve.Application = router.bind(replicas.bind(options, scale.reload))
+    # Web pages are the router's affair: headers that both wrote would be doubled.
+    behind = replace(options, allowed_hosts=None, allowed_origins=())
+    bound: serve.Application = router.bind(replicas.bind(behind, scale.reload))
     return bound
 
 

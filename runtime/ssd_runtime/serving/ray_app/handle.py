@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ray.exceptions import RayActorError, RaySystemError
+from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
@@ -37,7 +37,9 @@ class ServedReplicas:
             complete = True
         except BackPressureError:
             raise ApiError(429, "all places are taken; try again", code="rate_limit_exceeded", retry_after=1) from None
-        except (RayActorError, RaySystemError) as error:
+        except (RayTaskError, TaskCancelledError):
+            raise
+        except RayError as error:
             raise ReplicaLost(str(error)) from None
         finally:
             if not complete:

@@ -26,7 +26,7 @@ from ssd_runtime.serving.http.openai.answers.responses import failed_event
 from ssd_runtime.serving.http.openai.errors import ApiError, no_valid_key
 from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.http.transport.bodies import Bodies
-from ssd_runtime.serving.http.transport.failures import exception_handlers
+from ssd_runtime.serving.http.transport.failures import exception_handlers, known
 from ssd_runtime.serving.http.transport.leaving import until_gone
 from ssd_runtime.serving.ray_app.call import Call, Message
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
@@ -117,8 +117,7 @@ class Router:
     async def forward(self, request: Request) -> Response:
         """Give a request to a replica."""
         stream = self._keys.stream_of(request.headers.get("authorization"))
-        # Browsers ask for leave without a key.
-        if stream is None and request.url.path.startswith(API) and request.method != "OPTIONS":
+        if stream is None and request.url.path.startswith(API):
             raise no_valid_key()
         # A long body takes a while, in which other streams go on.
         routed = await asyncio.to_thread(read_call, await self._call(request))
@@ -170,13 +169,17 @@ class Router:
                 return
             except (ReplicaLost, Stopped):
                 log.warning("a replica died after %d tokens of a stream, which goes on on another", delivered.tokens)
-            except ApiError as error:
+            except Exception as error:
                 if not started:
                     raise
-                failure = error
+                failure = known(error)
+                if failure is not error:
+                    break
                 await asyncio.sleep(PAUSE)
             if delivered.done:
-                return
+                break
+        if delivered.done:
+            return
         if not started:
             raise failure
         self._broken.inc()

@@ -29,7 +29,14 @@ def exception_handlers(note: Callable[[ApiError], object] = lambda _: None) -> H
         return Response(status_code=GONE)
 
     def defect(request: Request, error: Exception) -> Response:
-        log.error("a defect: %s: %s", type(error).__name__, error)
-        return refuse(request, ApiError(500, "a defect of the server; its log says more", code="internal_error"))
+        return refuse(request, known(error))
 
     return {ApiError: refuse, ClientDisconnect: left, Exception: defect}
+
+
+def known(error: Exception) -> ApiError:
+    """The error that the client is told; one of another kind is a defect, which is logged."""
+    if isinstance(error, ApiError):
+        return error
+    log.error("a defect: %s: %s", type(error).__name__, error)
+    return ApiError(500, "a defect of the server; its log says more", code="internal_error")

@@ -1,4 +1,7 @@
-"""Keeps web pages out that reach a local server under a name of their own (DNS rebinding), or from another origin."""
+"""Keeps web pages out that reach a local server under a name of their own (DNS rebinding), or from another origin.
+
+Pages of allowed origins may read the answers (CORS).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ssd_artifacts.sharing.reachable import is_local
@@ -56,13 +60,19 @@ class WebPageGuard:
         return is_local(name) or bool(self._hosts & {ALL, name})
 
 
-def web_page_guard(
+def web_page_middleware(
     hosts: Collection[str] | None, origins: Collection[str], on_refusal: Callable[[int], object] = lambda _: None
 ) -> list[Middleware]:
-    """The guard as a list of middleware, which is empty if `hosts` is None."""
-    if hosts is None:
-        return []
-    return [Middleware(WebPageGuard, hosts=hosts, origins=origins, on_refusal=on_refusal)]
+    """The guard, unless `hosts` is None, before the headers that let pages of `origins` read the answers, if any."""
+    found = []
+    if hosts is not None:
+        found.append(Middleware(WebPageGuard, hosts=hosts, origins=origins, on_refusal=on_refusal))
+    if origins:
+        methods = ["GET", "POST"]
+        found.append(
+            Middleware(CORSMiddleware, allow_origins=origins, allow_methods=methods, allow_headers=["*"], max_age=3600)
+        )
+    return found
 
 
 def _forbidden(header: str, value: str, option: str) -> ApiError:
