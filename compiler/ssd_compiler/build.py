@@ -45,7 +45,8 @@ def compile_bundle(
         if (out / MANIFEST).is_file():
             reporter.note(f"{out} holds a bundle, which this one replaces when it is complete")
         add_copies(decoder, settings, reporter)
-        work.begin(fingerprint)
+        if not work.begin(fingerprint) and resume:
+            reporter.note(f"--resume: no stage of a compile into {out} is kept, so this one begins anew")
         stages = Stages(
             settings=settings,
             loaded=loaded,

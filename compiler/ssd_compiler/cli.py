@@ -10,9 +10,9 @@ from pathlib import Path
 
 from ssd_artifacts.bundle import Bundle, require_free_out
 from ssd_artifacts.domain_config import MIXTURE
-from ssd_artifacts.manifest import MAX_DOMAINS
+from ssd_artifacts.manifest import DOMAIN_NAME, MAX_DOMAINS
 from ssd_artifacts.sharing.opening import open_given
-from ssd_compiler.options import ClusterOptions, DomainOptions, SearchOptions, WriteOptions
+from ssd_compiler.options import MOST_FOUND, ClusterOptions, DomainOptions, SearchOptions, WriteOptions
 from ssd_compiler.progress import Reporter
 from ssd_compiler.report.terminal import show
 from ssd_compiler.settings import MIN_PROMPTS, CompileSettings
@@ -84,6 +84,7 @@ def compile_(
     # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_compiler.build import compile_bundle
     from ssd_compiler.patience import Patience
+    from ssd_compiler.workspace import stages_folder
     from ssd_runtime.devices.memory import guard_memory
     from ssd_runtime.devices.threads import use_threads
 
@@ -102,7 +103,8 @@ def compile_(
 
                     written = compiled(make_crew=partial(RayCrew, workers=cluster.workers))
     except KeyboardInterrupt:
-        print("note: what was finished is kept; the same command with --resume goes on from it", file=sys.stderr)
+        if stages_folder(bundle.out.resolve()).is_dir():
+            print("note: what was finished is kept; the same command with --resume goes on from it", file=sys.stderr)
         raise
     if bundle.as_json:
         assert written.report is not None, "a compile writes one"
@@ -127,11 +129,13 @@ def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
     if not names:
         raise UserError("--domains: none given; name some, e.g. --domains cnn,gsm8k, or give --domain-file")
     for name in names:
-        if names.count(name) > 1 or name == MIXTURE or not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", name):
+        # Found domains have a number after the name.
+        full = name if settings.clusters is None else f"{name}-{MOST_FOUND}"
+        if names.count(name) > 1 or name == MIXTURE or not re.fullmatch(DOMAIN_NAME, full):
             raise UserError(
                 f"domain {name!r}: names must differ, be lower-case letters, digits, - or _, and not {MIXTURE!r}"
             )
-        if base is not None and name in base.domains:
+        if base is not None and settings.clusters is None and name in base.domains:
             raise UserError(
                 f"domain {name!r}: {settings.base} has this domain already; give others, or compile without --from"
             )

@@ -38,12 +38,12 @@ class DomainOptions:
     def found(self) -> int | None:
         """Number of domains to find, 0 to choose it; None when domains are named. Raises UserError if unreadable."""
         text = ",".join(self.domains or [])
-        if text.partition(":")[0] != "auto":
+        if all(part.partition(":")[0] != "auto" for part in text.split(",")):
             return None
-        count = text.removeprefix("auto").removeprefix(":")
-        if text != "auto" and not (count.isdecimal() and 1 <= int(count) <= MOST_FOUND):
-            raise UserError(f"--domains {text}: expected auto or auto:N with N from 1 to {MOST_FOUND}")
-        return int(count or 0)
+        match = re.fullmatch(r"auto(?::([1-9][0-9]?))?", text)
+        if match is None or int(match[1] or 0) > MOST_FOUND:
+            raise UserError(f"--domains {text}: expected auto or auto:N alone, with N from 1 to {MOST_FOUND}")
+        return int(match[1] or 0)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class SearchOptions:
     @property
     def budget_seconds(self) -> float | None:
         """Time for all searches together; None without a bound. Raises UserError if it is no time."""
-        return _seconds("--budget", self.budget) if self.budget else None
+        return _seconds("--budget", self.budget) if self.budget is not None else None
 
     @property
     def max_wait_seconds(self) -> float:
@@ -178,7 +178,7 @@ def _named_file(text: str) -> tuple[str, str]:
 
 
 def _seconds(option: str, text: str) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smh]?)", text)
     seconds = float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]] if match else 0.0
     if not 0 < seconds < float("inf"):
         raise UserError(f"{option}: expected a time such as 90s, 10m or 1h, got {text!r}")

@@ -37,6 +37,11 @@ class Store(Protocol):
         ...
 
 
+def stages_folder(out: Path) -> Path:
+    """The folder of the stages of a compile into the absolute path `out`; it is there while something is kept."""
+    return out.parent / f".{out.name}.compile"
+
+
 class NotFinished(Exception):  # noqa: N818 - an answer: somebody has to run the stage
     """A stage has no stored result."""
 
@@ -50,7 +55,7 @@ class Workspace:
 
     def __init__(self, out: Path, settings: CompileSettings, resume: bool) -> None:
         """Prepare the workspace of a compile into the absolute path `out`."""
-        self.folder = out.parent / f".{out.name}.compile"
+        self.folder = stages_folder(out)
         self._out = out
         self._settings = settings
         self._resume = resume
@@ -76,8 +81,8 @@ class Workspace:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
 
-    def begin(self, model: ModelFingerprint) -> None:
-        """Start afresh, or with `resume` where an earlier compile stopped.
+    def begin(self, model: ModelFingerprint) -> bool:
+        """Start afresh, or with `resume` where an earlier compile stopped; returns whether there was one.
 
         Raises UserError when the earlier compile had other settings or another model.
         """
@@ -89,11 +94,12 @@ class Workspace:
                     f"{self.folder}: was begun with another model, other options or another version; repeat those, "
                     "or omit --resume to begin afresh"
                 )
-            return
+            return True
         for path in self.folder.glob("*"):
             if path.name != LOCK:
                 path.unlink()
         write_atomically(begun, identity)
+        return False
 
     def stage(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return the stored JSON result of a finished stage, or compute and store it."""

@@ -41,6 +41,11 @@ def test_finished_stages_are_not_redone(tmp_path: Path) -> None:
     assert afresh.stage("one", lambda: "new") == "new"
 
 
+def test_whether_a_compile_goes_on_is_known(tmp_path: Path) -> None:
+    for resume, goes_on in ((True, False), (True, True), (False, False)):
+        assert Workspace(tmp_path / "out", SETTINGS, resume).begin(fingerprint()) is goes_on
+
+
 def test_half_a_result_is_none(tmp_path: Path) -> None:
     """A power cut may leave it."""
     work = begun(tmp_path, SETTINGS, "model", resume=False)

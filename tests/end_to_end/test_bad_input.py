@@ -22,6 +22,7 @@ BAD_RUNS = {
     "empty prompt": (["--artifact", "bundle", "  "], "empty"),
     "empty prompt to compare": (["--artifact", "bundle", "--compare", ""], "prompt: must not be empty"),
     "empty stop": (["--artifact", "bundle", "hi", "--stop", ""], "--stop: must not be empty"),
+    "half a character to stop at": (["--artifact", "bundle", "hi", "--stop", "a \ud83d"], "--stop: is not valid text"),
     "half a character": (["--artifact", "bundle", "a \ud83d"], "prompt: is not valid text"),
     "no bundle given": (["hi"], "--bundle"),
     "no such bundle": (["--artifact", "nope", "hi"], "no bundle there"),
@@ -54,6 +55,7 @@ BAD_RUNS = {
     "a folder for a file": (["--artifact", "bundle", "--prompts", "empty"], "empty: cannot be read"),
     "absurd threads": (["--artifact", "bundle", "hi", "--threads", "999999"], "--threads"),
     "bad size": (["--artifact", "bundle", "hi", "--weight-memory", "lots"], "such as 2G"),
+    "size in other digits": (["--artifact", "bundle", "hi", "--weight-memory", "٢G"], "such as 2G"),
     "bad bits": (["--artifact", "bundle", "hi", "--draft-bits", "5"], "--draft-bits: expected one of auto, 8, 4, none"),
     "bitwise at once": (
         ["--artifact", "bundle", "--prompts", "rivers.jsonl", "--concurrency", "2", "--bitwise"],
@@ -115,6 +117,9 @@ BAD_COMPILES = {
     "no name": (["--model", "model", "--domain-file", "rivers.jsonl"], "NAME=prompts.jsonl"),
     "too few": (["--model", "model", "--domain-file", "x=few.jsonl"], "at least 6"),
     "bad budget": (["--model", "model", "--domains", "cnn", "--budget", "soon"], "--budget"),
+    "empty budget": (["--model", "model", "--domains", "cnn", "--budget", ""], "--budget: expected a time"),
+    "found and named": (["--model", "model", "--domains", "auto,cnn"], "expected auto or auto:N alone"),
+    "found in a file, and named": (["--model", "model", "--domains", "cnn", "--domains", "auto:3"], "auto:N alone"),
     "out in use": (["--model", "model", "--domains", "cnn", "--out", "model"], "not a bundle"),
     "out holds more": (["--model", "model", "--domains", "cnn", "--out", "mixed"], "holds notes.txt, which is not"),
     "out is where one stands": (["--model", "model", "--domains", "cnn", "--out", "."], "contains the current folder"),
@@ -131,6 +136,10 @@ BAD_COMPILES = {
     "domain there already": (["--from", "bundle", "--domain-file", "rivers=apples.jsonl"], "has this domain already"),
     "base of another model": (
         ["--from", "bundle", "--model", "other", "--domain-file", "new=rivers.jsonl"],
+        "compiled for",
+    ),
+    "found domains have other names than the base": (
+        ["--from", "bundle", "--model", "other", "--domains", "auto", "--domain-file", "rivers=rivers.jsonl"],
         "compiled for",
     ),
     "base of another dtype": (

@@ -218,7 +218,7 @@ def read_size(text: str | None, option: str = "--weight-memory") -> int | None:
     """Parse the size that an option gives into bytes; None stays None. Raises UserError when it is not a size."""
     if text is None:
         return None
-    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)([KMGT]?)(?:i?B)?", text, re.IGNORECASE)
     if not match:
         raise UserError(f"{option}: expected a size such as 2G, 500M or 0, got {text!r}")
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))

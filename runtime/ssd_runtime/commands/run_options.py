@@ -143,10 +143,13 @@ class SamplingOptions:
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Texts before which the answer ends. Raises UserError for an empty one."""
-        if "" in (self.stop or ()):
+        """Texts before which the answer ends. Raises UserError for one that is empty or no text."""
+        texts = tuple(self.stop or ())
+        if "" in texts:
             raise UserError("--stop: must not be empty; omit it instead")
-        return tuple(self.stop or ())
+        if not is_text("".join(texts)):
+            raise UserError("--stop: is not valid text in this terminal's encoding")
+        return texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
