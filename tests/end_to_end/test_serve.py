@@ -191,6 +191,10 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         (["--model", "model", "--chat-template", "nowhere.jinja"], "--chat-template: nowhere.jinja cannot be read"),
         (["--model", "model", "--ray", "auto"], "--ray: a cluster serves replicas; give --replicas N too"),
         (["--model", "model", "--replicas", "2:1"], "--replicas: expected N or MIN:MAX from 1 to 1000, got '2:1'"),
+        (
+            ["--model", "model", "--replicas", "999", "--ray", "local"],
+            "--replicas: 999 of 1 threads each need 999 cores",
+        ),
         (["--model", "model", "--replicas", "2", "--record", "x"], "--record: replicas on other hosts"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -206,6 +210,7 @@ def test_bad_input_ends_with_one_line(room: Path, options: list[str], message: s
 def test_a_port_that_is_taken_is_said_at_once(room: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = command(room, "ssd_runtime.commands.serve", "--model", "model", "--port", port)
+        done = command(room, "ssd_runtime.commands.serve", "--model", "model", "--port", port, "--record", "new.jsonl")
     assert done.returncode == 2
     assert f"127.0.0.1:{port} cannot be listened on" in done.stderr
+    assert not (room / "new.jsonl").exists()

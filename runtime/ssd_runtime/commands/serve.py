@@ -69,7 +69,6 @@ def serve(
     cache_bytes = read_size(limits.kv_memory, "--kv-memory")
     template = server.template
     scale = _scale(cluster, model, server, record)
-    recorder = record.recorder()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
 
@@ -77,6 +76,7 @@ def serve(
     from ssd_runtime.serving.http.server import serve as serve_requests
 
     listener = listen(server.host, server.port)
+    recorder = record.recorder()
     log.info("loading %s; requests are taken on %s once it is loaded", source.model, url_of(listener))
     if not keys and not is_local(server.host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", server.host, KEY_VARIABLE)
@@ -150,17 +150,15 @@ def _scale(cluster: ReplicaOptions, model: ModelOptions, server: ServerOptions, 
 
 
 def _everywhere(options: ServiceOptions, scale: Scale) -> ServiceOptions:
-    """The options for a replica: whole paths, since it runs in another folder, and the card that Ray gives it."""
+    """The options for a replica, with whole paths, since it runs in another folder."""
     from ssd_runtime.loading.sources import NAMED
 
-    device = options.load.device
-    own = "cuda" if device is not None and device.startswith("cuda:") else device
     return replace(
         options,
         artifact=options.artifact if is_packaged(options.artifact) else _whole(options.artifact),
         model=options.model if options.model in NAMED else _whole(options.model),
         require_signature=options.require_signature and options.require_signature.resolve(),
-        load=replace(options.load, threads=scale.cpus, device=own),
+        load=replace(options.load, threads=scale.cpus),
     )
 
 

@@ -61,6 +61,15 @@ def test_web_pages_of_an_allowed_origin_can_read_every_answer(address: str) -> N
         assert response.headers.get_list("access-control-allow-origin") == [PAGE]
 
 
+def test_a_replica_runs_on_the_card_that_ray_gives_it() -> None:
+    from ssd_runtime.engine.opening import LoadSettings
+    from ssd_runtime.serving.http.opening import ServiceOptions
+    from ssd_runtime.serving.ray_app.application import of_replica
+
+    for device, own in (("cuda:1", "cuda"), ("cuda", "cuda"), ("cpu", "cpu"), (None, None)):
+        assert of_replica(ServiceOptions(load=LoadSettings(device=device))).load.device == own
+
+
 def replicas() -> list[psutil.Process]:
     """The processes of the replicas."""
     return [each for each in psutil.Process().children(recursive=True) if "ServeReplica:ssd:replica" in name_of(each)]

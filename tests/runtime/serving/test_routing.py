@@ -75,7 +75,7 @@ def test_replicas_are_a_number_or_a_range() -> None:
     assert (Scale.of("1:4", 2).least, Scale.of("1:4", 2).most, Scale.of("1:4", 2).cpus) == (1, 4, 2)
     assert Scale.of("1", None, device="cuda").gpus == 1
     assert [Scale.of("1:4", 2).on_cards(cards).gpus for cards in (0, 3, 4)] == [0, 0, 1]
-    for wrong in ("0", "4:1", "-1", "two", "1:", "1:99999", ""):
+    for wrong in ("0", "4:1", "-1", "two", "1:", "1:99999", "", "٢"):
         with pytest.raises(UserError, match="--replicas"):
             Scale.of(wrong, 1)
 

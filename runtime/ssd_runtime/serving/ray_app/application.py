@@ -60,10 +60,15 @@ def application(options: ServiceOptions, scale: Scale) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         logging_config=QUIET,
     )
-    # Web pages are the router's affair: headers that both wrote would be doubled.
-    behind = replace(options, allowed_hosts=None, allowed_origins=())
-    bound: serve.Application = router.bind(replicas.bind(behind, scale.reload))
+    bound: serve.Application = router.bind(replicas.bind(of_replica(options), scale.reload))
     return bound
+
+
+def of_replica(options: ServiceOptions) -> ServiceOptions:
+    """The options for a replica, on the card that Ray gives it; web pages are the router's affair alone."""
+    device = options.load.device
+    own = "cuda" if device is not None and device.startswith("cuda:") else device
+    return replace(options, allowed_hosts=None, allowed_origins=(), load=replace(options.load, device=own))
 
 
 def _routing(scale: Scale) -> RequestRouterConfig:

@@ -38,17 +38,24 @@ class Scale:
         """Read `N`, or `MIN:MAX` for a number that follows the load. Raises UserError for anything else.
 
         Without `threads`, `local` replicas share this machine's cores, and others have as many as this machine each.
+        Raises UserError too if this machine has not the cores for the least number of `local` ones.
         """
-        match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", replicas)
+        match = re.fullmatch(r"([0-9]{1,4})(?::([0-9]{1,4}))?", replicas)
         least, most = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= least <= most <= MOST:
             raise UserError(f"--replicas: expected N or MIN:MAX from 1 to {MOST}, got {replicas!r}")
         cores = os.cpu_count() or 1
+        cpus = threads or (max(1, cores // most) if local else cores)
+        if local and (needed := least * cpus) > cores:
+            raise UserError(
+                f"--replicas: {least} of {cpus} threads each need {needed} cores, and there are {cores}; use fewer, or "
+                "fewer --threads"
+            )
         on_card = device is not None and device != "cpu"
         return cls(
             least=least,
             most=most,
-            cpus=threads or (max(1, cores // most) if local else cores),
+            cpus=cpus,
             gpus=int(on_card),
             grace=grace,
             reload=reload,

@@ -16,7 +16,7 @@ from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.engine.interrupts import handling
 from ssd_runtime.serving.http.opening import ServiceOptions
 from ssd_runtime.serving.ray_app.application import QUIET, application
-from ssd_runtime.serving.ray_app.ray_cluster import LOCAL, ray_cluster
+from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 from ssd_runtime.serving.ray_app.scale import Scale
 
 log = logging.getLogger("ssd_serve")
@@ -26,14 +26,13 @@ NAME = "ssd"
 def serve_replicas(options: ServiceOptions, scale: Scale, address: str, host: str, port: int) -> None:
     """Serve on a cluster until SIGTERM or Ctrl-C; open requests then have `scale.grace` seconds to end.
 
-    Raises UserError if there is no cluster or one on which Ray Serve runs, if it has no room for the replicas, or if a
-    replica cannot load the model.
+    Raises UserError if there is no cluster or one on which Ray Serve runs, or if a replica cannot load the model.
     """
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     with ray_cluster(address), handling(signal.default_int_handler):
         if options.load.device is None:
             scale = scale.on_cards(int(ray.cluster_resources().get("GPU", 0)))
-        _require_free(scale, address)
+        _require_free(address)
         serve.start(http_options={"host": host, "port": port}, logging_config=QUIET)
         try:
             log.info("waiting for hosts that have room for %d replicas (`ray status` shows them)", scale.least)
@@ -51,20 +50,14 @@ def serve_replicas(options: ServiceOptions, scale: Scale, address: str, host: st
                     serve.shutdown()
 
 
-def _require_free(scale: Scale, address: str) -> None:
-    """Raise UserError where Ray Serve runs already, at an address of its own, or where replicas would wait for ever."""
+def _require_free(address: str) -> None:
+    """Raise UserError where Ray Serve runs already."""
     before = serve.status()
     if before.proxies or before.applications:
         there = ", ".join(before.applications) or "no application"
         raise UserError(
             f"--ray {address}: Ray Serve runs there already ({there}); add this one with `serve run`, or end the "
             "others with `serve shutdown`"
-        )
-    cores, needed = int(ray.cluster_resources().get("CPU", 0)), scale.least * scale.cpus
-    if address == LOCAL and needed > cores:
-        raise UserError(
-            f"--replicas: {scale.least} of {scale.cpus} threads each need {needed} cores, and there are {cores}; use "
-            "fewer, or fewer --threads"
         )
 
 
