@@ -159,17 +159,23 @@ def test_folder_and_file_are_private_whatever_the_process_allows_others(folder: 
     assert [path.stat().st_mode & 0o777 for path in (folder, kept)] == [0o700, 0o700]
 
 
-def test_a_compile_removes_what_killed_ones_left(folder: Path) -> None:
+@pytest.mark.parametrize("there", [False, True], ids=["compiled now", "compiled before"])
+def test_a_start_removes_what_killed_ones_left_and_tells_of_a_compile(
+    there: bool, folder: Path, compiled: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder.mkdir(parents=True, mode=0o700)
+    if there:
+        shutil.copy2(compiled, folder)
     left, running = folder / "tmpleft", folder / "tmprunning"
     for each in (left, running):
         each.mkdir()
         (each / "compiled.o").touch()
-    before = time.time() - 3600
+    before = time.time() - 7200
     os.utime(left, (before, before))
     assert library.__wrapped__() is not None
     assert not left.exists()
     assert running.exists()
+    assert ("note: compiling C code" in capsys.readouterr().err) != there
 
 
 ALL = FORMS["vnni"]

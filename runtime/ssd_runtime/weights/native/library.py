@@ -6,6 +6,7 @@ import ctypes
 import os
 import struct
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from ssd_runtime.weights.native.forms import (
     compile_library,
     form_name,
 )
-from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder, temporary_folder
+from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder
 
 INSTRUCTIONS = {8: "avx2-", 16: "vnni"}
 """Beginnings of kernels' names, by the floats in a vector that the code was compiled for."""
@@ -201,7 +202,9 @@ def _kept(path: Path) -> Library | None:
 def _compiled(folder: Path, form: str) -> int:
     """Compile the library of a form into a private folder, and open it. Raises OSError or SubprocessError."""
     name = form_name(form)
-    with temporary_folder(folder) as work:
+    print("note: compiling C code for this processor, which takes a minute or more", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        work = Path(temporary)
         compile_library(form, work / name)
         (work / name).chmod(0o700)
         with (work / name).open("rb") as written:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
-LEFT_OVER = 600.0
+LEFT_OVER = 3600.0
 """Seconds after which a temporary folder belongs to no compile that still runs."""
 
 
@@ -28,7 +27,8 @@ class NotPrivateError(Exception):
 def private_folder(path: Path) -> Iterator[Path]:
     """Make the folder `path` if it is not there; yield a path to it that holds within the block, whoever moves it.
 
-    A folder of this user that others could write to is emptied, and closed to them. Raises NotPrivateError if `path`
+    A folder of this user that others could write to is emptied, and closed to them; what killed processes left in it is
+    removed. Raises NotPrivateError if `path`
     is another user's, or a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +45,8 @@ def private_folder(path: Path) -> Iterator[Path]:
         if found.st_uid != os.geteuid():
             raise NotPrivateError(str(path))
         os.fchmod(folder, 0o700)
-        if found.st_mode & OTHERS:
-            for name in os.listdir(folder):
+        for name in os.listdir(folder):
+            if found.st_mode & OTHERS or _is_left_over(held / name):
                 _remove(held / name)
         yield held
     finally:
@@ -66,15 +66,12 @@ def open_own(path: Path) -> int | None:
     return None
 
 
-@contextmanager
-def temporary_folder(parent: Path) -> Iterator[Path]:
-    """Yield a new folder in `parent`, removed in the end; removes those of processes that were killed."""
-    for left in parent.glob("tmp*"):
-        with suppress(FileNotFoundError):  # another process may remove it at the same time
-            if time.time() - left.lstat().st_mtime > LEFT_OVER:
-                _remove(left)
-    with tempfile.TemporaryDirectory(dir=parent) as folder:
-        yield Path(folder)
+def _is_left_over(path: Path) -> bool:
+    """Whether a path is a temporary one of a process that was killed."""
+    try:
+        return path.name.startswith("tmp") and time.time() - path.lstat().st_mtime > LEFT_OVER
+    except FileNotFoundError:  # another process may remove it at the same time
+        return False
 
 
 def _remove(path: Path) -> None:
