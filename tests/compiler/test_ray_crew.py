@@ -66,7 +66,7 @@ def settings_of(folder: Path) -> CompileSettings:
         exits=2,
         search_prompts=2,
         validation_prompts=2,
-        max_new_tokens=16,
+        max_new_tokens=8,
     )
 
 

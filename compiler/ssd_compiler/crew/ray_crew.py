@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from ssd_artifacts.manifest import tool_version
+from ssd_compiler.crew.actors import EventQueue, EventSender, Slot
 from ssd_compiler.crew.crew import Alone, Step
 from ssd_compiler.crew.progress_display import Event, ProgressDisplay
 from ssd_compiler.crew.worker import Worker, WorkerSetup
@@ -80,7 +80,7 @@ class RayCrew(Alone):
         self._work: Workspace = stages.work
         self._count = workers
         self._crew: list[WorkerHandle] = []
-        self._queue = _actor(_EventQueue, num_cpus=0)
+        self._queue = _actor(EventQueue, num_cpus=0)
         self._deaths = Counter[str]()
 
     def each(
@@ -103,7 +103,7 @@ class RayCrew(Alone):
         """Hold the slot of this process' host; the crew must not have begun."""
         assert not self._crew, "the workers of this host would run beside it"
         address = ray.util.get_node_ip_address()
-        slot = _actor(_Slot, num_cpus=0, resources={f"node:{address}": 1.0})
+        slot = _actor(Slot, num_cpus=0, resources={f"node:{address}": 1.0})
         try:
             self._wait_for([slot.hold.remote()], f"waiting for {address}, which another compile may be using")
             yield
@@ -223,7 +223,7 @@ class RayCrew(Alone):
         worker.device = None
         worker.asked = monotonic()
         worker.placed = worker.actor.__ray_ready__.remote()
-        worker.busy = worker.actor.start.remote(worker.name, worker.setup, _EventSender(self._queue)), None
+        worker.busy = worker.actor.start.remote(worker.name, worker.setup, EventSender(self._queue)), None
 
     def _start_workers(self) -> None:
         """Start the workers, once."""
@@ -315,38 +315,3 @@ class _Finished:
     def file(self, name: str, compute: Any) -> Any:
         """Raise NotFinished: no step of a domain keeps files."""
         raise NotFinished(name)
-
-
-class _EventQueue:
-    """Collects the events of workers."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-
-    def add(self, event: Event) -> None:
-        """Add an event."""
-        self._events.append(event)
-
-    def take(self) -> Sequence[Event]:
-        """Return and forget the events so far."""
-        events = self._events
-        self._events = []
-        return events
-
-
-class _EventSender:
-    """Sends events from a worker's process, without waiting."""
-
-    def __init__(self, queue: Any) -> None:
-        self._queue = queue
-
-    def __call__(self, event: Event) -> None:
-        self._queue.add.remote(event)
-
-
-class _Slot:
-    """Holds a host's slot."""
-
-    def hold(self) -> int:
-        """Return the process that holds it."""
-        return os.getpid()
