@@ -28,8 +28,7 @@ def private_folder(path: Path) -> Iterator[Path]:
     """Make the folder `path` if it is not there; yield a path to it that holds within the block, whoever moves it.
 
     A folder of this user that others could write to is emptied, and closed to them; what killed processes left in it is
-    removed. Raises NotPrivateError if `path`
-    is another user's, or a link.
+    removed. Raises NotPrivateError if `path` is another user's, or a link.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):

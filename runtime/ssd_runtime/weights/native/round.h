@@ -118,7 +118,7 @@ static void round_row(const void *about, int64_t row, int worker) {
     for (int64_t i = 0; i < of->in; i += GROUP, block += rounded_bytes(of)) {
         Floats parts[GROUP_PARTS];
 #pragma GCC unroll 4
-    for (int p = 0; p < GROUP_PARTS; p++, at += LANES * of->size)
+        for (int p = 0; p < GROUP_PARTS; p++, at += LANES * of->size)
             parts[p] = numbers_at(of, at);
         squares += sum_of(squares_of(parts));
         if (of->bits == 4)
