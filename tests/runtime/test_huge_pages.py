@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 import torch
 
@@ -45,3 +47,11 @@ def test_memory_is_given_once_whatever_its_size() -> None:
         each.fill_(number)
     assert all((each == number).all() for number, each in enumerate(taken))
     assert [len(each) for each in taken] == [1, LINE, LEAST - 2 * LINE, LEAST + 1, 0, 5]
+
+
+def test_without_room_for_huge_pages_memory_is_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr("ssd_runtime.weights.kernels.huge_pages.mmap.mmap", full)
+    assert len(HugePages().take(1000)) == 1000

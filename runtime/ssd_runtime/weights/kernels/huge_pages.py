@@ -30,10 +30,13 @@ class HugePages:
         self._lock = Lock()
 
     def take(self, count: int) -> Tensor:
-        """New memory [count], uint8. Where the system has no huge pages, it is memory like any other."""
+        """New memory [count], uint8. Where the system has no huge pages, or too few, it is memory like any other."""
         with self._lock:
             if count > len(self._left):
-                self._left = _mapped(max(count, LEAST))
+                try:
+                    self._left = _mapped(max(count, LEAST))
+                except OSError:
+                    return torch.empty(count, dtype=torch.uint8)
             taken, self._left = self._left[:count], self._left[-(-count // LINE) * LINE :]
         return taken
 
