@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
@@ -147,6 +147,28 @@ def test_a_matcher_goes_to_any_row_of_a_tree(schema: dict[str, Any], seed: int) 
         if draw.random() < 0.2 and len(paths) > 1:  # a path is accepted
             known = [*known, *paths[-1]]
             paths = [[]]
+
+
+@settings(max_examples=10)
+@given(count=st.integers(1, 8), seed=st.integers(0, 99), temperature=st.sampled_from([0.0, 0.8]))
+@example(count=5, seed=17, temperature=0.8)
+def test_characters_of_several_tokens_are_cut_as_plain_and_stock_decoding_cut_them(
+    count: int, seed: int, temperature: float
+) -> None:
+    """A run of certain tokens that ends within a character says nothing of the tokens after it."""
+    name = "a" + "😀" * count
+    properties = {name: {"enum": ["😀😀😀😀x", "😀😀😀y"]}, "b": {"type": "boolean"}}
+    schema = {"type": "object", "properties": properties, "required": [name, "b"], "additionalProperties": False}
+    grammar = GRAMMARS.compiled(Structure.json_schema(schema))
+    sampling = SamplingParams(temperature=temperature, seed=seed)
+    plain = decoded(grammar, PlainPlanner(), sampling, 90).token_ids
+    for kind in ("lookup", "chain", "tree", "exit", "wild"):
+        assert decoded(grammar, planner_of(kind, seed), sampling, 90).token_ids == plain
+    matcher = grammar.matcher()
+    for place in range(len(plain)):
+        forced = matcher.forced((), plain[:place])
+        assert forced == grammar.matcher().forced((), plain[:place])
+        assert forced in (None, plain[place])
 
 
 def test_a_long_run_of_certain_tokens_is_found_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,11 @@ class Grammar:
     eos_ids: frozenset[int]
     never: tuple[int, ...]
     """Tokens by which llguidance would end an answer, but the model does not, and ids without a token."""
+    text_of: Callable[[list[int]], str]
 
     def matcher(self) -> Matcher:
         """Make the matcher of one answer."""
-        return Matcher(self.initial.deep_copy(), self.eos_ids, self.never)
+        return Matcher(self.initial.deep_copy(), self.eos_ids, self.never, self.text_of)
 
 
 class Grammars:
@@ -89,7 +90,7 @@ class Grammars:
         # Without end tokens, llguidance takes one by its name.
         padding = range(len(self._hf), self._vocabulary)
         never = (*sorted(set(self._tokenizer.eos_tokens) - self._eos_ids), *padding)
-        grammar = Grammar(initial, self._eos_ids, never)
+        grammar = Grammar(initial, self._eos_ids, never, self._tokenizer.decode_str)
         with self._lock:
             self._kept[structure] = grammar
             if len(self._kept) > MOST_KEPT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +27,15 @@ class Matcher:
     the rows of a tree may be asked about in any order, and nothing has to be rolled back. Known tokens are final.
     """
 
-    def __init__(self, state: LLMatcher, eos_ids: frozenset[int], never: Sequence[int] = ()) -> None:
-        """`never` are tokens that `state` allows, although they neither end an answer nor are text."""
+    def __init__(
+        self, state: LLMatcher, eos_ids: frozenset[int], never: Sequence[int], text_of: Callable[[list[int]], str]
+    ) -> None:
+        """`never` are tokens that `state` allows, although they neither end an answer nor are text.
+
+        `text_of` has replacement characters for bytes of characters that are not whole.
+        """
         self._state = state
+        self._text_of = text_of
         self._eos_ids = eos_ids
         self._never = list(never)
         self.restart(0)
@@ -73,6 +79,9 @@ class Matcher:
             # To find a long run takes long. A text may also be cut into other tokens than those of its run.
             self._run, self._run_start, place = self._state.compute_ff_tokens()[:MOST_RUN], here, 0
             self._require_bounded()
+            # Asked within a character, llguidance cuts the bytes that follow into other tokens.
+            whole = next((at for at, token in enumerate(self._run) if "\ufffd" in self._text_of([token])), MOST_RUN)
+            del self._run[whole + 1 :]
         return self._run[place] if self._run else None
 
     def allows(self, known: Sequence[int], path: Sequence[int], token: int) -> bool:
