@@ -29,7 +29,7 @@ class Divergence:
     position: int | None = None
     """Index among the new tokens."""
     gap: float | None = None
-    """Gap in logits between plain decoding's token and the other, the noise of sampling included."""
+    """Larger lead, in logits, of the full model's choice over the two tokens, the noise of sampling included."""
 
 
 @torch.inference_mode()
@@ -38,8 +38,8 @@ def compare(
 ) -> Divergence:
     """Classify the first difference by the full model's logits at that position.
 
-    It is a near tie if logits that differ by at most `within` choose the other output's token. The default of `within`
-    is `NEAR_TIE` of the dtype to which rows are rounded.
+    It is a near tie if logits that differ by at most `within` choose the token of either output. The default of
+    `within` is `NEAR_TIE` of the dtype to which rows are rounded.
     """
     if plain == other:
         return Divergence(Kind.NONE)
@@ -49,5 +49,8 @@ def compare(
     logits = session.decoder.head(session.prefill(prompt_ids + plain[:position]).last[None])[0]
     if within is None:
         within = NEAR_TIE.get(session.decoder.rounding, NEAR_TIE[torch.float32])
-    gap, near = session.gap(logits, prompt=len(prompt_ids), token=other[position], within=within)
-    return Divergence(Kind.NEAR_TIE if near else Kind.ERROR, position, gap)
+    gaps = [
+        session.gap(logits, prompt=len(prompt_ids), token=output[position], within=within) for output in (plain, other)
+    ]
+    near = all(each for _, each in gaps)
+    return Divergence(Kind.NEAR_TIE if near else Kind.ERROR, position, max(gap for gap, _ in gaps))
