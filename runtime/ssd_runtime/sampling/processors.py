@@ -51,8 +51,8 @@ class RowProcessors:
     """Logits processors of one sequence, called as transformers' `generate` calls them for a batch of one.
 
     The target's choices call every processor exactly once per new token, in order, with the ids before that token.
-    Draft choices call only the processors without a state: those of transformers, and those whose class says that they
-    are `repeatable`. This changes how good a draft is, never the output.
+    Draft choices call only the processors without a state: those of transformers, and a user's that say that they are
+    `repeatable`. This changes how good a draft is, never the output.
     """
 
     def __init__(
@@ -102,7 +102,9 @@ class RowProcessors:
 
 
 def is_repeatable(processor: object) -> bool:
-    """Whether calls for drafts have no effect on later calls; a user's own processor may have a state."""
+    """Whether calls for drafts have no effect on later calls; a user's own processor or function may have a state."""
+    # PrefixConstrainedLogitsProcessor calls a function of the user's.
+    processor = getattr(processor, "_prefix_allowed_tokens_fn", processor)
     kind = type(processor)
     known = kind.__module__.startswith("transformers.") and kind.__name__ not in STATEFUL
     return known or getattr(processor, "repeatable", False)

@@ -43,6 +43,22 @@ def test_a_users_processor_is_called_once_per_token_with_the_tokens_before_it(
     assert mine.seen == stock.seen
 
 
+def test_a_users_function_is_called_once_per_token(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    """It may count its calls, as a processor may."""
+    inputs = prompts(tokenizer, 1)
+
+    def answer(**more: CustomGenerate) -> tuple[list[list[int]], list[int]]:
+        calls = list[int]()
+
+        def allowed(row: int, ids: torch.Tensor) -> list[int]:
+            calls.append(len(ids))
+            return list(range(len(calls) % 7, 300, 5))
+
+        return model.generate(**inputs, max_new_tokens=NEW, prefix_allowed_tokens_fn=allowed, **more).tolist(), calls
+
+    assert answer(custom_generate=fast) == answer()
+
+
 def test_no_processor_is_asked_for_what_follows_the_end(model: Model, tokenizer: Words) -> None:
     """Drafts go on beyond the end of an answer: by lookup, the answer's own tokens follow its end in this prompt."""
     ids = prompts(tokenizer, 1)["input_ids"]
@@ -150,7 +166,7 @@ def test_two_streamers_are_refused(model: Model, tokenizer: Words, fast: CustomG
 
 
 @pytest.mark.parametrize("strategy", ["light", "clasp"])
-def test_a_users_function_that_knows_no_more_tokens_is_asked_for_drafts_alone(
+def test_a_repeatable_function_that_knows_no_more_tokens_is_asked_for_drafts_alone(
     model: Model, tokenizer: Words, strategy: str
 ) -> None:
     """Drafts go on after an answer's end, where a trie of answers has nothing left."""
@@ -162,6 +178,7 @@ def test_a_users_function_that_knows_no_more_tokens_is_asked_for_drafts_alone(
         place = len(ids) - begin
         return answer[place : place + 1] if ids[begin:].tolist() == answer[:place] else []
 
+    allowed.repeatable = True  # type: ignore[attr-defined]
     given = {**inputs, "prefix_allowed_tokens_fn": allowed, "max_new_tokens": NEW}
     for _ in range(3):
         got = model.generate(**given, custom_generate=CustomGenerate(strategy=strategy))
