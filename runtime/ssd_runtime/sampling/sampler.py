@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ssd_profiles.errors import UserError
 from ssd_runtime.devices.transfer import to_device
 from ssd_runtime.sampling.argmax import argmax, with_nll
 from ssd_runtime.sampling.filters import filters_of
@@ -90,7 +91,8 @@ class Sampler:
 
         Row i follows the tokens `known` and paths()[i]. `drawn[i]` is the token drafted after row i with its
         draft_probs, for as many rows as have some. The function must be called at most once per row, in order. It
-        raises NotFiniteError for a row whose logits are NaN or infinite.
+        raises NotFiniteError for a row whose logits are NaN or infinite, and, where transformers raises as well,
+        UserError for one from whose processed scores nothing can be drawn.
         """
         if not self._random and self._processors is None and self.matcher is None:
             # All rows are done at once, so that the host waits for the device a single time.
@@ -106,10 +108,13 @@ class Sampler:
             if not self._random:
                 return _largest(scores, logits[row])
             if not self._tests:
-                return _largest(scores + self._noise_at(len(known), len(tails[row]), scores), logits[row])
+                noisy = scores + self._noise_at(len(known), len(tails[row]), scores)
+                if (best := int(finite_argmax(noisy[None]))) == NO_TOKEN:
+                    raise _undrawable(logits[row])
+                return best
             target_probs = scores.softmax(-1)[None]
             if not target_probs[0, 0].isfinite():  # one number that is none makes them all so
-                _require_finite(logits[row])
+                raise _undrawable(logits[row])
             if row >= len(drawn):
                 return int(draw(target_probs, self._generator))
             drafted, draft_probs = drawn[row]
@@ -239,6 +244,12 @@ def _largest(scores: Tensor, logits: Tensor) -> int:
         return token
     _require_finite(logits)
     return int(argmax(scores[None]))
+
+
+def _undrawable(logits: Tensor) -> UserError:
+    """The error about scores from which nothing can be drawn; `logits` [vocabulary] are the model's."""
+    _require_finite(logits)
+    return UserError("sampling: logits processors leave NaN, an infinite score or no token; change them")
 
 
 def _require_finite(logits: Tensor) -> None:

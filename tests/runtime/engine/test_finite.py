@@ -32,6 +32,7 @@ from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.finite import NO_TOKEN, NotFiniteError, finite_argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
+from ssd_runtime.sampling.sampler import Sampler
 from ssd_runtime.sequence.session import Session
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
@@ -140,7 +141,7 @@ class Forced(LogitsProcessor):
         return scores
 
 
-@pytest.mark.parametrize("value", [np.inf, -np.inf])
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
 def test_a_processors_own_infinities_are_no_fault_of_the_model(value: float) -> None:
     model = tiny_model("llama", seed=4)
     ids = torch.tensor([PROMPT])
@@ -149,6 +150,14 @@ def test_a_processors_own_infinities_are_no_fault_of_the_model(value: float) -> 
     fast = CustomGenerate(strategy="clasp")
     got = model.generate(ids, max_new_tokens=4, do_sample=False, logits_processor=processors, custom_generate=fast)
     assert got.tolist() == wanted.tolist()
+    with pytest.raises(RuntimeError, match="inf"):
+        model.generate(ids, max_new_tokens=4, do_sample=True, logits_processor=processors)
+    with pytest.raises(UserError, match="logits processors leave NaN, an infinite score or no token"):
+        model.generate(ids, max_new_tokens=4, do_sample=True, logits_processor=processors, custom_generate=fast)
+    held = RowProcessors(processors, torch.empty(0, dtype=torch.long))
+    testing = Sampler(SamplingParams(temperature=1.0, rejection=True, processors=held))
+    with pytest.raises(UserError, match="change them"):
+        testing.choose(torch.zeros(1, 20), [5], lambda: [[]])(0)
 
 
 def test_generate_raises_unless_its_processors_remove_what_is_no_number() -> None:
