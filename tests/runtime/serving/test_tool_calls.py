@@ -179,6 +179,24 @@ def test_blanks_before_a_call_cost_no_more_than_other_text(blanks: list[str], pl
     assert len(joined(parts)[1]) == 1
 
 
+@pytest.mark.parametrize(
+    ("mark", "begin", "piece"),
+    [
+        ("", '{"type": ', "1111"),
+        *(("", begin, "aaaa") for begin in ('{"type": "', '{"id": "', '{"name": "', '{"')),
+        ("", "{", '"type": "a", '),
+        (OPEN, '{"name": "weather", "arguments": {}, "id": "', "aaaa"),
+    ],
+)
+def test_json_that_never_decides_costs_no_more_than_other_text(mark: str, begin: str, piece: str) -> None:
+    """A second of the processor is a few times what it takes; with the square of the length it would not do."""
+    reader, begun = JsonReader(BARE, ["weather"]), process_time()
+    parts = [part for text in (mark, begin, *[piece] * 8_000) for part in reader.feed(text)]
+    assert process_time() - begun < 1
+    text, calls = joined([*parts, *reader.close()])
+    assert calls or text == begin + piece * 8_000
+
+
 def test_half_a_character_in_a_name_is_no_call() -> None:
     text = f'{OPEN}{{"arguments": {{}}, "name": "\\ud83d"}}{CLOSE}'
     assert parts_of(text, list(range(len(text)))) == (text, [])

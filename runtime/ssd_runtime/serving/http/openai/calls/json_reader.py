@@ -34,11 +34,15 @@ BEGIN = re.compile(
 )
 """The beginning of a call, up to its arguments."""
 OTHER_JSON = re.compile(
-    r'\[\s*[^\s{]|(?:\[\s*)?\{\s*(?:"(?:type|id)"\s*:\s*(?:"[^"\\]*"|\d+)\s*,\s*)*'
-    r'(?:[^\s"]|"(?!(?:name|arguments|parameters|type|id)")[^"\\]*"|"name"\s*:\s*(?:[^\s"]|"(?P<name>[^"\\]*)"))'
+    r'\[\s*[^\s{]|(?:\[\s*)?\{\s*(?:"(?:type|id)"\s*:\s*(?:"[^"\\]{0,64}"|\d{1,20})\s*,\s*){0,4}'
+    r'(?:[^\s"]|"(?!(?:name|arguments|parameters|type|id)")(?:[^"\\]{0,64}"|[^"\\]{65})'
+    r'|"name"\s*:\s*(?:[^\s"]|"(?P<name>[^"\\]{0,64})"|"[^"\\]{65})'
+    r'|"(?:type|id)"\s*:\s*(?:"[^"\\]{65}|\d{21}))'
 )
-"""The beginning of JSON that is no call, unless its `name` is a tool's: the first key but `type` and `id` tells."""
-OBJECT_END = r'\s*(?:,\s*"id"\s*:\s*"[^"]*"\s*)?\}'
+"""The beginning of JSON that is no call, unless its `name` is a tool's: the first key but `type` and `id` tells, or a
+key or a value that is longer than a call's. All is bounded, since text that decides nothing is read with every piece.
+"""
+OBJECT_END = r'\s*(?:,\s*"id"\s*:\s*"[^"]{0,64}"\s*)?\}'
 NEXT = re.compile(OBJECT_END + r"\s*,(?=\s*\{)")
 """The end of a call before another one of its list."""
 END = re.compile(rf"(?:{OBJECT_END})?\s*\]?\s*")
