@@ -168,6 +168,37 @@ def test_an_element_of_a_string_is_text_whatever_it_spells() -> None:
     assert read(form, text, [], [("f", schema)]) == ("", [("f", {"text": "[42]", "number": 42, "other": "{x"})])
 
 
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6", "MiniMax-M2", "tencent-Hy3"])
+def test_calls_without_arguments_are_read_beside_others(name: str) -> None:
+    form, control = form_and_control(name)
+    assert form is not None
+    assert isinstance(form.call, ElementCall)
+    assert form.between is not None
+    call = form.call.after_name
+    text = form.opening + "f" + call + form.between + "g" + call + form.closing
+    shown, seen = form.visible(control), CONTROL.sub("", text)
+    for cuts in ([], range(1, len(seen))):
+        assert read(shown, seen, cuts, [("f", None), ("g", None)]) == ("", [("f", {}), ("g", {})])
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "MiniMax-M2"])
+@pytest.mark.parametrize("elements", [[], [("x", "1")]])
+def test_a_closing_may_lack_words(name: str, elements: list[tuple[str, str]]) -> None:
+    """Its last word ends a call without those before it, and the end of the answer one without those after them."""
+    form, _ = form_and_control(name)
+    assert form is not None
+    whole, last = written(form, elements), form.closing.split()[-1]
+    first = form.closing.split()[-2]
+    for rest in (last, first):
+        text = whole.removesuffix(form.closing) + f">\n{rest}"
+        for cuts in ([], range(1, len(text))):
+            words, calls = read(form, f"{text}\nIt rains.", cuts, [("f", None)])
+            assert (words.strip(), calls) == ("It rains.", [("f", {key: 1 for key, _ in elements})])
+    cut = written(form, [("x", "1"), ("y", "a")]).removesuffix(form.closing)[:-9]
+    reader = reader_of(form, [("f", None)])
+    assert joined([*reader.feed(cut), *reader.close()])[1][0].arguments == '{"x": 1'
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [

@@ -53,10 +53,16 @@ class ElementReader(CallReader):
             rf"{_end_of_line(call.after_value.startswith(chr(10)))}{after_value}"
         )
         begin = "|".join(map(re.escape, self._openings))
-        after = f"{loose(call.before_key)}|{loose(form.closing)}"
+        words = form.closing.split()
+        own = next((place for place, word in enumerate(words) if word not in call.before_key.split()), len(words))
+        self._end_of_call = re.compile(loose(" ".join(words[: own + 1])))
+        """The beginning of the closing up to its first word of its own: some models leave the rest out."""
+        optional = "".join(f"(?:{loose(word)})?" for word in words[:-1])
+        self._closing = re.compile(optional + loose("".join(words[-1:])))
+        """The closing, or at least its last word."""
+        after = f"{loose(call.before_key)}|{self._end_of_call.pattern}|{self._closing.pattern}"
         self._name = re.compile(rf"(?:{begin})?\s*(?P<name>[\w.:-]{{1,64}}){loose(call.after_name)}(?={after})")
         self._next = re.compile("(?!)" if form.between is None else loose(form.between))
-        self._closing = re.compile(loose(form.closing))
         self._last_word = "".join(call.after_value.split()[-1:])
         self._searched = 0
         """The first place in the held text at which an element's last word was not searched for yet."""
@@ -129,7 +135,10 @@ class ElementReader(CallReader):
         return as_json(text)
 
     def _rest(self) -> list[Part]:
-        return [] if self._state == "arguments" else [self._held]
+        if self._state != "arguments":
+            return [self._held]
+        ended = self._end_of_call.match(self._held)
+        return [] if ended is None else [MoreArguments("}"), self._held[ended.end() :]]
 
 
 def _end_of_line(wanted: bool) -> str:
