@@ -202,5 +202,7 @@ def _on_deep_stack(work: Callable[[], T]) -> T:
 
 def _refused(structure: Structure, reason: str) -> StructureError:
     what = {"json_schema": "schema", "regex": "regular expression", "grammar": "grammar"}[structure.kind]
+    # The lines of the grammar around the fault may be ours.
+    reason = re.split(r"\n\s*\d+ \| ", reason)[0]
     told = "nothing matches it" if reason.startswith("NoExtension") else printable(" ".join(reason.split()))
     return StructureError(f"structure: the {what} cannot be used ({told[:MOST_REASON]}); change it")

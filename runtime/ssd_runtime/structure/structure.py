@@ -41,7 +41,7 @@ class Structure:
             _require_short(schema)
         try:
             value = json.loads(schema) if isinstance(schema, str) else schema
-            text = json.dumps(value)
+            text = json.dumps(whole_numbers(value))
         except (ValueError, TypeError, RecursionError) as error:
             raise StructureError(f"structure: the schema is not JSON ({error}); give a JSON schema") from None
         if not isinstance(value, Mapping):
@@ -64,6 +64,16 @@ class Structure:
 def _require_short(text: str) -> None:
     if len(text) > MOST_CHARACTERS:
         raise StructureError(f"structure: {len(text)} characters; give at most {MOST_CHARACTERS}")
+
+
+def whole_numbers(schema: Any) -> Any:
+    """A schema with numbers such as 2.0 as 2, which JSON Schema takes for the same and llguidance does not."""
+    return json.loads(json.dumps(schema), parse_float=_number)
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
 
 
 def quoted(text: str) -> str:

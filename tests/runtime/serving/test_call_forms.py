@@ -55,7 +55,7 @@ OTHERS = {
     "muse-glimmer",
 }
 """Templates that write calls in other forms, or only name them."""
-SINGLE = {"MiniMax-M1", "moonshotai-Kimi-K2", "upstage-Solar-Open-100B"}
+SINGLE = {"moonshotai-Kimi-K2", "upstage-Solar-Open-100B"}
 """Templates of which only the first call is read: they number calls, or list them without a list's marks."""
 PARAMETERS: dict[str, Any] = TOOL["function"]["parameters"]
 TOOLS = [("probe_tool", PARAMETERS)]
@@ -268,7 +268,83 @@ def test_control_tokens_are_forced_by_their_ids() -> None:
     assert f'"probe_tool" <[{control["[ARGS]"]}]>' in text
 
 
-def test_promises_that_a_form_cannot_keep_are_refused() -> None:
+WORD_IN_A_VALUE = {"properties": {"x": {"enum": ["a</parameter>b"]}, "y": {"const": {"a": "</parameter>"}}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "told"),
+    [
+        ({"properties": {"day": {"type": "string", "format": "date"}}}, "'day' has a format.*omit it"),
+        *(({word: [{"required": ["x"]}]}, f"'f' has a {word}") for word in ("anyOf", "allOf", "oneOf")),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"type": "object"}}}, r"'f' has a \$ref"),
+        ({"minProperties": 1}, "'f' has a minProperties"),
+        ({"required": ["x"]}, "'f' has a required argument outside of its properties"),
+        *(
+            ({"properties": {"x": {"items": {"$ref": ref}}}}, "'x' has a reference beyond")
+            for ref in ("#", "#/properties/x")
+        ),
+        *(({"properties": {key: {}}}, "is no name for an argument") for key in ("a<b", "a>b", "a ", "", "a" * 201)),
+        *(
+            ({"properties": {"x": {"type": "string", bound: length}}}, "'x' has a length that is no whole number")
+            for bound, length in (("minLength", "2"), ("maxLength", -1), ("maxLength", 2.5), ("minLength", True))
+        ),
+    ],
+)
+def test_promises_that_a_form_cannot_keep_are_refused(parameters: Any, told: str) -> None:
     form, _ = form_and_control("Qwen3-Coder")
-    with pytest.raises(StructureError, match=r"'day' has a format.*omit it"):
-        form.structure([("f", {"properties": {"day": {"type": "string", "format": "date"}}})], parallel=False)
+    assert form is not None
+    with pytest.raises(StructureError, match=told):
+        form.structure([("f", parameters)], parallel=False)
+
+
+def test_a_schema_that_nothing_matches_is_refused_without_our_grammar() -> None:
+    for name in ("Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"):
+        form, _ = form_and_control(name)
+        assert form is not None
+        schema = {"properties": {"x": {"enum": []}}, "required": ["x"]}
+        with pytest.raises(StructureError, match="cannot be used") as refused:
+            structured_model().grammars.compiled(form.structure([("f", schema)], parallel=False))
+        assert "call0" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"])
+def test_a_length_may_be_written_as_json_schema_allows(name: str) -> None:
+    form, _ = form_and_control(name)
+    assert form is not None
+    schema = {"properties": {"x": {"type": "string", "minLength": 1.0, "maxLength": 2.0}}, "required": ["x"]}
+    tools = [("f", {**schema, "additionalProperties": False})]
+    words, [(tool, arguments)] = read(form, random_answer(form.structure(tools, False), 1) or "", [], tools)
+    assert (words, tool) == ("", "f")
+    assert 1 <= len(arguments["x"]) <= 2
+
+
+def test_a_value_that_has_the_text_after_values_is_read_or_refused() -> None:
+    form, _ = form_and_control("Qwen3-Coder")
+    assert form is not None
+    assert form.structure([("f", WORD_IN_A_VALUE)], parallel=False)
+    text = written(form, [("x", "a</parameter>b"), ("y", '{"a": "</parameter>"}')])
+    for cuts in ([], range(1, len(text))):
+        found = read(form, text, cuts, [("f", WORD_IN_A_VALUE)])
+        assert found == ("", [("f", {"x": "a</parameter>b", "y": {"a": "</parameter>"}})])
+    without, _ = form_and_control("MiniMax-M2")
+    assert without is not None
+    for key, schema in WORD_IN_A_VALUE["properties"].items():
+        with pytest.raises(StructureError, match=f"'{key}' has a value with the text after values"):
+            without.structure([("f", {"properties": {key: schema}})], parallel=False)
+
+
+@pytest.mark.parametrize("begin", ["", "\n"])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_values_may_lack_the_line_feeds_around_them(begin: str, end: str) -> None:
+    form, _ = form_and_control("Qwen3-Coder")
+    assert form is not None
+    for value in ("", "a b"):
+        text = written(form, [("x", "@"), ("y", "@")]).replace("\n@\n", begin + value + end)
+        assert read(form, text, range(1, len(text)), [("f", None)]) == ("", [("f", {"x": value, "y": value})])
+
+
+def test_a_form_has_nothing_of_the_probe_and_is_parallel_only_if_it_is_read_so() -> None:
+    assert form_and_control("muse-glimmer")[0] is None
+    form, _ = form_and_control("MiniMax-M1")
+    assert form is not None
+    assert form.between is None

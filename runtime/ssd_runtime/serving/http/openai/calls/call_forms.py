@@ -10,8 +10,18 @@ from functools import partial
 from typing import Any
 
 from ssd_runtime.loading.prompt_tokens import any_of
-from ssd_runtime.structure.structure import STYLE, Structure, StructureError, quoted
+from ssd_runtime.structure.structure import STYLE, Structure, StructureError, quoted, whole_numbers
 
+MOST_NAME = 64
+"""Most characters of a tool's name."""
+KEY = "[^<>]{1,200}"
+"""Pattern of keys that elements may have."""
+UNSERVED = {
+    *("$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "const", "enum", "minProperties", "maxProperties"),
+    *("dependencies", "dependentRequired", "dependentSchemas", "patternProperties", "propertyNames"),
+}
+"""Keywords by which more is asked of the arguments together than what each of them is, and whether it is there."""
+OTHER_REFERENCE = re.compile(r'"\$ref": "(?!#/(\$defs|definitions)/)')
 EMPTY: Mapping[str, Any] = {"type": "object"}
 ToolSchemas = Sequence[tuple[str, Mapping[str, Any] | None]]
 """Names and parameters of tools; parameters are a JSON schema, or None without any."""
@@ -56,11 +66,17 @@ class ElementCall:
     def rules(self, rule: str, name: str, parameters: Mapping[str, Any], grammar: _Grammar) -> list[str]:
         """Rules for a call of a tool, the first of which is called `rule`.
 
-        Raises StructureError for strings with a pattern or a format, which cannot be asked for here.
+        Raises StructureError for what cannot be promised here, such as strings with a pattern or a format.
         """
         elements, rules = "", list[str]()
-        required = parameters.get("required")
-        for number, (key, schema) in enumerate(properties_of(parameters).items()):
+        required, properties = parameters.get("required"), properties_of(parameters)
+        if unserved := UNSERVED & parameters.keys():
+            raise _unserved(name, min(unserved))
+        if isinstance(required, list) and any(key not in list(properties) for key in required):
+            raise _unserved(name, "required argument outside of its properties")
+        for number, (key, schema) in enumerate(properties.items()):
+            if re.fullmatch(KEY, key) is None or key != key.strip():
+                raise StructureError(f"structure: {key!r} is no name for an argument in this model's calls; change it")
             element = f"{rule}_{number}"
             optional = "" if isinstance(required, list) and key in required else "?"
             elements += f" {element}{optional}"
@@ -69,6 +85,11 @@ class ElementCall:
                 rules += self._text(f"{element}_v", key, schema, grammar)
             else:
                 schema = {**schema, **{at: parameters[at] for at in ("$defs", "definitions") if at in parameters}}
+                written = json.dumps(schema)
+                if OTHER_REFERENCE.search(written):
+                    raise _unserved(key, "reference beyond $defs and definitions")
+                if self.after_value.rstrip() in written:
+                    raise _unserved(key, "value with the text after values")
                 opening = grammar.text(self.before_key + key + self.after_key)
                 rules.append(f"{element}: {opening} {element}_v {grammar.text(self.after_value)}")
                 rules.append(f"{element}_v: %json {_styled(schema)}")
@@ -77,13 +98,15 @@ class ElementCall:
     def _text(self, rule: str, key: str, schema: Mapping[str, Any], grammar: _Grammar) -> list[str]:
         """A rule for a string and the text after it."""
         if unserved := {"pattern", "format"} & schema.keys():
-            raise StructureError(
-                f"structure: {key!r} has a {min(unserved)}, which this model's form of calls cannot promise; omit it"
-            )
+            raise _unserved(key, min(unserved))
         if "enum" in schema or "const" in schema:
             texts = [schema["const"]] if "const" in schema else schema["enum"]
+            if any(self.after_value.rstrip() in self.after_key[-1:] + text for text in texts):
+                raise _unserved(key, "value with the text after values")
             return [f"{rule}: ({' | '.join(map(grammar.text, texts))}) {grammar.text(self.after_value)}"]
         least, most = schema.get("minLength", 0), schema.get("maxLength", "")
+        if any(type(length) is not int or length < 0 for length in (least, most or 0)):
+            raise StructureError(f"structure: {key!r} has a length that is no whole number; change it")
         return [f"{rule}[suffix={quoted(self.after_value)}]: /(.|\\n){{{least},{most}}}/"]
 
 
@@ -117,7 +140,7 @@ class CallForm:
         rules.append(f"calls: {grammar.text(self.opening)} call {more} {grammar.text(self.closing)}")
         rules.append(f"call: {' | '.join(f'call{number}' for number in range(len(tools)))}")
         for number, (name, parameters) in enumerate(tools):
-            rules += self.call.rules(f"call{number}", name, {**EMPTY, **(parameters or {})}, grammar)
+            rules += self.call.rules(f"call{number}", name, whole_numbers({**EMPTY, **(parameters or {})}), grammar)
         return Structure("grammar", "\n".join(rules) + "\n")
 
     def visible(self, control: Mapping[str, int]) -> CallForm:
@@ -143,7 +166,7 @@ def only_strings(schema: Mapping[str, Any]) -> bool:
     """Whether all values of a schema are strings."""
     if "enum" in schema or "const" in schema:
         values = [schema["const"]] if "const" in schema else schema["enum"]
-        return isinstance(values, list) and all(isinstance(value, str) for value in values)
+        return isinstance(values, list) and bool(values) and all(isinstance(value, str) for value in values)
     return schema.get("type") == "string"
 
 
@@ -160,6 +183,10 @@ def types_of(schema: Mapping[str, Any]) -> set[str]:
 def loose(text: str) -> str:
     """A pattern of a form's text, with other white space before and within it, and with other ids."""
     return "".join(r"\s*" + re.sub(r"abcdefgh\d", r"\\w+", re.escape(word)) for word in text.split())
+
+
+def _unserved(name: str, what: str) -> StructureError:
+    return StructureError(f"structure: {name!r} has a {what}, which this model's form of calls cannot promise; omit it")
 
 
 class _Grammar:

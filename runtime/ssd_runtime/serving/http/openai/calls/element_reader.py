@@ -9,6 +9,8 @@ from typing import Any
 
 from ssd_runtime.engine.output.text_stream import beginning_of
 from ssd_runtime.serving.http.openai.calls.call_forms import (
+    KEY,
+    MOST_NAME,
     CallForm,
     ElementCall,
     loose,
@@ -30,8 +32,8 @@ JSON_TYPES: dict[type, str] = {
     dict: "object",
 }
 """JSON's names of the types of values."""
-MOST_NAMED = 200
-"""Most characters of a name."""
+MOST_AROUND = 200
+"""Most characters after the text before calls up to the end of a call's name, and of texts around values."""
 
 
 class ElementReader(CallReader):
@@ -46,12 +48,7 @@ class ElementReader(CallReader):
         opening = form.opening.strip()
         self._openings = tuple(dict.fromkeys((opening, opening.split()[-1])))
         """The text before calls, and its last word: some models leave the rest out."""
-        after_value = loose(call.after_value).removeprefix(r"\s*")
-        self._element = re.compile(
-            rf"{loose(call.before_key)}(?P<key>[^<>]{{1,{MOST_NAMED}}}?){loose(call.after_key)}"
-            rf"{_end_of_line(call.after_key.endswith(chr(10)))}(?P<value>(?s:.)*?)"
-            rf"{_end_of_line(call.after_value.startswith(chr(10)))}{after_value}"
-        )
+        self._key = re.compile(rf"{loose(call.before_key)}(?P<key>{KEY}?){loose(call.after_key)}")
         begin = "|".join(map(re.escape, self._openings))
         words = form.closing.split()
         own = next((place for place, word in enumerate(words) if word not in call.before_key.split()), len(words))
@@ -61,11 +58,18 @@ class ElementReader(CallReader):
         self._closing = re.compile(optional + loose("".join(words[-1:])))
         """The closing, or at least its last word."""
         after = f"{loose(call.before_key)}|{self._end_of_call.pattern}|{self._closing.pattern}"
-        self._name = re.compile(rf"(?:{begin})?\s*(?P<name>[\w.:-]{{1,64}}){loose(call.after_name)}(?={after})")
+        word = re.escape(call.after_value.strip())
+        lined = call.after_value.startswith("\n")
+        self._end_of_value = re.compile(rf"\n{word}|{word}(?={after})" if lined else word)
+        """The text after a value. Without the line feed that should stand there, it is one if something follows that
+        follows values: a value may have the word itself."""
+        self._before_value = call.after_key[len(call.after_key.rstrip("\n")) :]
+        self._name = re.compile(
+            rf"(?:{begin})?\s*(?P<name>[\w.:-]{{1,{MOST_NAME}}}){loose(call.after_name)}(?={after})"
+        )
         self._next = re.compile("(?!)" if form.between is None else loose(form.between))
-        self._last_word = "".join(call.after_value.split()[-1:])
         self._searched = 0
-        """The first place in the held text at which an element's last word was not searched for yet."""
+        """The first place in the held text at which an element's end was not searched for yet."""
         self._state = "text"
         self._schemas: Mapping[str, Mapping[str, Any]] = {}
         self._arguments = 0
@@ -81,13 +85,9 @@ class ElementReader(CallReader):
             return bool(places)
         if self._state == "name":
             return self._read_name(parts)
-        if found := self._read_element():
-            more = ", " if self._arguments else ""
-            parts.append(
-                MoreArguments(f"{more}{json.dumps(found['key'])}: {self._value(found['key'], found['value'])}")
-            )
-            self._arguments += 1
-        elif found := self._next.match(self._held):
+        if self._read_element(parts):
+            return True
+        if found := self._next.match(self._held):
             parts.append(MoreArguments("}"))
             self._state = "name"
         elif found := self._closing.match(self._held):
@@ -99,15 +99,25 @@ class ElementReader(CallReader):
         self._searched = 0
         return True
 
-    def _read_element(self) -> re.Match[str] | None:
-        """The next element, once it is whole. It is matched only after its last word came, since values may be long."""
-        ended = self._held.find(self._last_word, self._searched) >= 0
-        self._searched = max(0, len(self._held) - len(self._last_word) + 1)
-        return self._element.match(self._held) if ended else None
+    def _read_element(self, parts: list[Part]) -> bool:
+        """Read an element once it is whole."""
+        if (begin := self._key.match(self._held)) is None:
+            return False
+        end = self._end_of_value.search(self._held, max(begin.end(), self._searched))
+        self._searched = max(0, len(self._held) - MOST_AROUND)
+        if end is None:
+            return False
+        value = self._held[begin.end() : end.start()].removeprefix(self._before_value)
+        more = ", " if self._arguments else ""
+        parts.append(MoreArguments(f"{more}{json.dumps(begin['key'])}: {self._value(begin['key'], value)}"))
+        self._arguments += 1
+        self._held = self._held[end.end() :]
+        self._searched = 0
+        return True
 
     def _read_name(self, parts: list[Part]) -> bool:
         if (found := self._name.match(self._held)) is None:
-            if len(self._held) > len(self._openings[0]) + MOST_NAMED:
+            if len(self._held) > len(self._openings[0]) + MOST_AROUND:
                 parts.append(self._held)
                 self._held = ""
                 self._state = "text"
@@ -139,7 +149,3 @@ class ElementReader(CallReader):
             return [self._held]
         ended = self._end_of_call.match(self._held)
         return [] if ended is None else [MoreArguments("}"), self._held[ended.end() :]]
-
-
-def _end_of_line(wanted: bool) -> str:
-    return r"\n?" if wanted else ""

@@ -28,6 +28,9 @@ JSON_CALL = re.compile(rf'\{{\s*"name"\s*:\s*"{NAME}"\s*,\s*"(arguments|paramete
 NAMED_CALL = re.compile(rf"{NAME}((?s:.){{0,80}}?){ARGUMENTS}")
 ELEMENT_CALL = re.compile(rf"{NAME}((?s:.)*?)first_key((?s:.)*?){TEXT}((?s:.)*?)second_key((?s:.)*?){NUMBER}")
 
+PROBED = re.compile(f"{NAME}|{TEXT}|first_key|second_key")
+"""Parts of the probe that no text of a form may have."""
+
 
 def conversation(calls: int) -> list[dict[str, Any]]:
     """A question, and an answer of so many calls; 0 for one of text."""
@@ -61,8 +64,16 @@ def form_of(write: Callable[[int], str], control: Mapping[str, int], ends: froze
         closing = closing[: min(ended)] if ended else closing
         matches = list(pattern.finditer(double))
         between = double[matches[0].end() + cut : matches[1].start()] if len(matches) == 2 else None
-        return CallForm(single[: found.start()].lstrip("\n"), between, closing, call)
+        if isinstance(call, JsonCall) and between is not None and not _separates(between, closing.strip()):
+            between = None
+        form = CallForm(single[: found.start()].lstrip("\n"), between, closing, call)
+        return None if PROBED.search(str(form)) else form
     return None
+
+
+def _separates(between: str, closing: str) -> bool:
+    """Whether calls that are JSON objects are told apart by this text."""
+    return between.strip() == "," or (closing != "" and closing in between)
 
 
 def _answer(whole: str, other: str, control: Mapping[str, int]) -> str:
