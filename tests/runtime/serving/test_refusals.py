@@ -54,6 +54,10 @@ def address(folder: Path) -> Iterator[str]:
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "invalid_value"),
         ({"guided_regex": "a"}, "guided_regex", "unsupported_parameter"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+        *(
+            ({"tools": [{"type": "function", "function": {"name": name}}]}, "tools.0.function.name", "invalid_value")
+            for name in ("get weather", "a/b", "wétter", "", "a" * 65, "a\n")
+        ),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "invalid_value"),
         ({"logit_bias": {"500000": 10}}, "logit_bias", "invalid_value"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from ssd_profiles.prompts import is_text
 from ssd_runtime.engine.output.text_stream import beginning_of
-from ssd_runtime.serving.http.openai.calls.call_forms import TAGGED, CallForm, NamedCall, loose
+from ssd_runtime.serving.http.openai.calls.call_forms import MOST_NAME, TAGGED, CallForm, NamedCall, loose
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part, as_json
 
 MARKS = {
@@ -30,7 +30,7 @@ MARKS = {
 COMMON = ("", "functools", "```tool_call\n", "```json\n")
 """Marks, and none, that other text has too: what follows is a call if it names a tool."""
 BEGIN = re.compile(
-    r'\s*(?:\[\s*)?\{\s*"name"\s*:\s*("[^"\\\x00-\x1f]{1,64}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    rf'\s*(?:\[\s*)?\{{\s*"name"\s*:\s*("[^"\\\x00-\x1f]{{1,{MOST_NAME}}}")\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)'
 )
 """The beginning of a call, up to its arguments."""
 OTHER_JSON = re.compile(

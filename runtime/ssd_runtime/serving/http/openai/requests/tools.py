@@ -6,13 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ssd_runtime.serving.http.openai.calls.call_forms import MOST_NAME
 from ssd_runtime.serving.http.openai.requests.messages import BoundedModel, Name
 
 
 class Function(BoundedModel):
-    """A function that the model may call; `parameters` is a JSON schema, which the template shows to the model."""
+    """A function that the model may call; `parameters` is a JSON schema, which the template shows to the model.
 
-    name: Annotated[str, Field(min_length=1, max_length=64)]
+    Names have the letters of OpenAI's, and `.` and `:`, which the readers of calls know.
+    """
+
+    name: Annotated[str, Field(pattern=rf"^[A-Za-z0-9_.:-]{{1,{MOST_NAME}}}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
