@@ -19,6 +19,7 @@ from ssd_runtime.serving.http.openai.answers.events import event_of
 from ssd_runtime.serving.http.openai.calls.tool_calls import ParsedCall
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.requests.generation_requests import chat_requests
+from ssd_runtime.serving.http.openai.requests.json_bounds import MOST_NESTS
 from ssd_runtime.serving.http.openai.requests.messages import Message
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
@@ -87,6 +88,16 @@ def test_a_message_of_the_clients_types_is_read(
     ids = service.encoder.chat(read_request(body, ChatRequest).messages, [])
     expected = f"<s>user: {TEXTS[0]}\n<s>assistant: {text}\n<s>user: {TEXTS[0]}\n<s>assistant: "
     assert service.encoder.loaded.tokenizer.decode(ids) == expected
+
+
+@pytest.mark.parametrize("field", ["tool_calls", "function_call"])
+def test_the_arguments_of_all_calls_have_a_bound_together(service: Service, field: str) -> None:
+    """To build and to render what each of many calls may have would take a server seconds."""
+    function = {"name": "f", "arguments": f'{{"x": [{", ".join(["{}"] * (MOST_NESTS // 2))}]}}'}
+    called: Any = [{"function": function}] if field == "tool_calls" else function
+    message = Message.model_validate({"role": "assistant", field: called})
+    with pytest.raises(ApiError, match=f"the arguments of calls: it has more than {MOST_NESTS} lists and objects"):
+        service.encoder.chat([message] * 2, [])
 
 
 def test_gpt_oss_reads_thoughts_and_their_effort_by_names_of_its_own(service: Service) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isinf
 from typing import Any
 
@@ -28,22 +28,30 @@ def read_json(data: bytes, more_values: int = 0) -> Any:
     Raises TooMuch for more than `MOST_VALUES + more_values` values or too many texts, lists and objects; and ValueError
     for what is no JSON, which includes lone surrogates, numbers past the range of floats and more than 200 levels.
     """
-    # Counting takes milliseconds and little memory. To build millions of parts takes seconds, in which no other thread
-    # runs, and more than ten times the memory of the text.
-    quotes = values = nests = 0
-    for piece in _without_escapes(data):
-        parts = piece.split(b'"')
-        outside = b"".join(parts[quotes % 2 :: 2])
-        quotes += len(parts) - 1
-        values += outside.count(b",")
-        nests += outside.count(b"[") + outside.count(b"{")
-        _check(quotes // 2, MOST_TEXTS, "texts")
-        _check(values, MOST_VALUES + more_values, "values")
-        _check(nests, MOST_NESTS, "lists and objects")
+    require_few([data], more_values)
     value = from_json(data, allow_inf_nan=False)
     if _has_infinity(value):
         raise ValueError("a number is too large")
     return value
+
+
+def require_few(texts: Iterable[bytes], more_values: int = 0) -> None:
+    """Raise TooMuch if texts of JSON have more parts together than `read_json` reads."""
+    # Counting takes milliseconds and little memory. To build millions of parts takes seconds, in which no other thread
+    # runs, and more than ten times the memory of the text.
+    strings = values = nests = 0
+    for data in texts:
+        quotes = 0
+        for piece in _without_escapes(data):
+            parts = piece.split(b'"')
+            outside = b"".join(parts[quotes % 2 :: 2])
+            quotes += len(parts) - 1
+            values += outside.count(b",")
+            nests += outside.count(b"[") + outside.count(b"{")
+            _check(strings + quotes // 2, MOST_TEXTS, "texts")
+            _check(values, MOST_VALUES + more_values, "values")
+            _check(nests, MOST_NESTS, "lists and objects")
+        strings += quotes // 2
 
 
 def _has_infinity(value: Any) -> bool:

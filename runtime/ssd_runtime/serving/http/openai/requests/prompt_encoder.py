@@ -19,7 +19,7 @@ from ssd_runtime.serving.http.openai.calls.call_forms import CallForm, named_for
 from ssd_runtime.serving.http.openai.errors import ApiError, invalid, too_long
 from ssd_runtime.serving.http.openai.reasoning import CLOSE, OPEN
 from ssd_runtime.serving.http.openai.requests.fields import EFFORT
-from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_json
+from ssd_runtime.serving.http.openai.requests.json_bounds import TooMuch, read_json, require_few
 from ssd_runtime.serving.http.openai.requests.messages import Message, ToolCall
 from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.serving.http.token_bytes import TokenBytes
@@ -111,6 +111,7 @@ class PromptEncoder:
         _require_shallow(variables, "chat_template_kwargs")
         dumped = [_dumped(tool) for tool in tools]
         _require_shallow(dumped, "tools")
+        _require_few_arguments(messages)
         turns = [_turn(message, place) for place, message in enumerate(messages)]
         prompts = self.loaded.prompts
         try:
@@ -248,15 +249,23 @@ def _call(call: ToolCall, where: str) -> dict[str, Any]:
     return {"type": "function", "function": function, **({"id": call.id} if call.id is not None else {})}
 
 
+def _require_few_arguments(messages: Sequence[Message]) -> None:
+    """Raise ApiError if the arguments of all calls have more parts together than those of one call may have."""
+    called = [call.function for message in messages for call in message.tool_calls or ()]
+    called += [message.function_call for message in messages]
+    try:
+        require_few(function.arguments.encode() for function in called if function is not None)
+    except TooMuch as error:
+        raise invalid("messages", f"the arguments of calls: {error}") from None
+
+
 def _arguments(text: str, where: str) -> dict[str, Any]:
     """The arguments of a call; a text that is no JSON object, such as a call that was cut, is an argument itself.
 
-    Raises ApiError if they are too large or too deep.
+    Raises ApiError if they are too deep.
     """
     try:
         arguments = read_json(text.encode() or b"{}")
-    except TooMuch as error:
-        raise invalid(where, str(error)) from None
     except ValueError as error:
         if "recursion" in str(error):
             raise _too_deep(where) from None
