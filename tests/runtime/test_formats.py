@@ -190,6 +190,8 @@ def test_a_weight_is_rounded_to_the_nearest_levels(bits: int, kind: Type, levels
         assert found.error <= 1.02 * float(quantised4(weight).error.sum())
         again = rounded(weight_of(found.blocks, kind).float(), bits)
         assert again.error <= 1e-3 * found.error, "a weight on a grid stays there"
+    if dtype == torch.float32:
+        assert np.array_equal(rounded(weight.double(), bits).blocks, found.blocks), "fp64 is taken, too"
 
 
 def test_sizes_that_do_not_agree_are_not_rounded() -> None:

@@ -255,11 +255,13 @@ class Rounded(NamedTuple):
 
 
 def rounded(weight: Tensor, bits: int) -> Rounded:
-    """Round a weight [out, in] in fp32, bf16 or fp16 to 4 or 8 bits, with scales in fp16 (`native/round.h`).
+    """Round a weight [out, in] to 4 or 8 bits, with scales in fp16 (`native/round.h`).
 
     For 4 bits each group of columns takes the range, of several shares of its own, whose levels are nearest to it.
     Raises RuntimeError where the code cannot run.
     """
     kept = {4: Q4_1, 8: Q8_0}[bits]
+    if weight.dtype not in (torch.float32, *SIXTEEN):  # such as fp64
+        weight = weight.float()
     blocks = np.empty((len(weight), round(weight.shape[1] * kept.bits) // 8), np.uint8)
     return Rounded(kept, blocks, *_required().round(weight, bits, blocks))
