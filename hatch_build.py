@@ -18,19 +18,20 @@ FOLDER = "ssd_runtime/weights/native"
 
 
 class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds a library per set of instructions to the wheel of Linux on x86-64, if there is a compiler.
+    """Adds a library per set of instructions to the wheel of Linux on x86-64 or Arm, if there is a compiler.
 
     Editable installs get none: they compile the sources at first use, which change.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the libraries, and say what they run on in the wheel's tag."""
-        here = (platform.machine(), platform.libc_ver()[0]) == ("x86_64", "glibc")
-        if not here or version == "editable" or os.environ.get("SSD_BUILD_NATIVE") == "0":
+        here, native = platform.machine(), runpy.run_path(str(Path(self.root, "runtime", FOLDER, "forms.py")))
+        forms = [name for name, form in native["FORMS"].items() if form.machine == here]
+        wanted = version != "editable" and os.environ.get("SSD_BUILD_NATIVE") != "0"
+        if not wanted or not forms or platform.libc_ver()[0] != "glibc":
             return
-        native = runpy.run_path(str(Path(self.root, "runtime", FOLDER, "forms.py")))
         self.work = TemporaryDirectory()
-        libraries = {form: Path(self.work.name, native["form_name"](form)) for form in native["FORMS"]}
+        libraries = {form: Path(self.work.name, native["form_name"](form)) for form in forms}
         try:
             with ThreadPoolExecutor() as pool:
                 list(pool.map(native["compile_library"], libraries, libraries.values()))
@@ -42,4 +43,4 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         newest = max(int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", needed))
         build_data["force_include"] |= {str(each): f"{FOLDER}/{each.name}" for each in libraries.values()}
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-manylinux_2_{newest}_x86_64"
+        build_data["tag"] = f"py3-none-manylinux_2_{newest}_{here}"

@@ -12,12 +12,11 @@ from bench.benchmarks.parts import PARTS, Part
 from bench.harness.outcomes import Outcome
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.auto.controller import MIN_ADVANTAGE
-from ssd_runtime.weights.native.library import INSTRUCTIONS
 
 PAGE = Path("docs/benchmarks.md")
 QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 """Texts that quote figures of the page."""
-KERNELS = {INSTRUCTIONS[8]: "AVX2", INSTRUCTIONS[16]: "AVX-512 VNNI"}
+KERNELS = {"avx2-": "AVX2", "vnni": "AVX-512 VNNI", "neon": "NEON"}
 """Instruction sets by what the names of our kernels have in them."""
 GENERATIONS = {"15cbad": "Zen 3", "9591bf": "Zen 3", "bb96a4": "Zen 4", "704f50": "Zen 5"}
 """Generations of processors whose names say none, by the digests of those that were met (`device_identity`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import tarfile
 import zipfile
@@ -20,7 +21,11 @@ from tests.models import tiny_model
 from tests.packages import ROOT, CleanEnvironment, build, build_wheel, required
 
 PACKAGES = ("profiles/ssd_profiles", "artifacts/ssd_artifacts", "runtime/ssd_runtime", "compiler/ssd_compiler")
-LIBRARIES = {f"ssd_runtime/weights/native/{form_name(form)}" for form in FORMS}
+LIBRARIES = {
+    f"ssd_runtime/weights/native/{form_name(name)}"
+    for name, form in FORMS.items()
+    if form.machine == platform.machine()
+}
 VOCABULARY = {
     "tokenizer.ggml.tokens": [*(chr(ord("!") + number) for number in range(SIZES["vocab_size"] - 1)), "!!"],
     "tokenizer.ggml.merges": ["! !"],

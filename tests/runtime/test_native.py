@@ -12,7 +12,8 @@ from torch.nn.functional import silu
 from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.native import GROUP
 from ssd_runtime.weights.native import library as native
-from ssd_runtime.weights.native.library import NEEDED, library
+from ssd_runtime.weights.native.forms import FORMS
+from ssd_runtime.weights.native.library import library
 from tests.native_blocks import silu_mlp
 from tests.native_weights import native4, native8, weight8
 
@@ -95,12 +96,14 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "setting", "compiled", "told"),
     [
-        (NEEDED, "1", False, True),
-        (NEEDED, "1", True, False),
-        (NEEDED, "0", False, False),
+        (FORMS["avx2"].needed, "1", False, True),
+        (FORMS["neon"].needed, "1", False, True),
+        (FORMS["avx2"].needed, "1", True, False),
+        (FORMS["avx2"].needed, "0", False, False),
+        (FORMS["neon"].needed, "avx2", False, False),
         (frozenset({"avx2"}), "1", False, False),
     ],
-    ids=["no compiler", "compiled", "switched off", "no instructions"],
+    ids=["no compiler", "no compiler on Arm", "compiled", "switched off", "AVX2 alone on Arm", "no instructions"],
 )
 def test_a_missing_compiler_is_told_only_where_one_would_help(
     monkeypatch: pytest.MonkeyPatch, flags: frozenset[str], setting: str, compiled: bool, told: bool

@@ -13,7 +13,7 @@ import pytest
 
 from ssd_runtime.weights.native import forms
 from ssd_runtime.weights.native import library as native
-from ssd_runtime.weights.native.forms import FORMS, NEEDED, SOURCES, form_name
+from ssd_runtime.weights.native.forms import FORMS, SOURCES, form_name
 from ssd_runtime.weights.native.library import library, missing_note
 from tests.compiled import seeded
 
@@ -178,12 +178,17 @@ def test_a_start_removes_what_killed_ones_left_and_tells_of_a_compile(
     assert ("note: compiling C code" in capsys.readouterr().err) != there
 
 
-ALL = FORMS["vnni"]
+ALL = FORMS["vnni"].needed
 
 
 @pytest.mark.parametrize(
     ("flags", "setting", "form"),
-    [(ALL, "1", "vnni"), (ALL, "avx2", "avx2"), *((ALL - {each}, "1", "avx2") for each in sorted(ALL - NEEDED))],
+    [
+        (ALL, "1", "vnni"),
+        (ALL, "avx2", "avx2"),
+        *((ALL - {each}, "1", "avx2") for each in sorted(ALL - FORMS["avx2"].needed)),
+        (FORMS["neon"].needed, "1", "neon"),
+    ],
 )
 def test_the_wheels_library_for_the_processor_is_loaded_and_none_is_compiled(
     flags: frozenset[str], setting: str, form: str, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,7 +40,8 @@ def device_identity(device: torch.device) -> str:
 
 def processor_flags() -> frozenset[str]:
     """Names of the processor's instruction sets, as Linux has them; empty on other systems."""
-    return frozenset(_cpu_info().get("flags", "").split())
+    info = _cpu_info()
+    return frozenset((info.get("flags") or info.get("Features", "")).split())
 
 
 def _cpu_name(info: dict[str, str]) -> str:

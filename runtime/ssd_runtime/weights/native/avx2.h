@@ -2,6 +2,7 @@
 #pragma once
 
 #define LANES 8
+#define INSTRUCTIONS "avx2-"
 typedef __m256 Floats;
 /* The levels of 8 outputs in a group of columns: of 8 times 4 columns, [8 outputs][4 columns] each. */
 typedef struct {
@@ -65,16 +66,6 @@ INLINE Floats larger_inside(Floats a, Floats b, int64_t left) {
 }
 INLINE Floats add_inside(Floats a, Floats b, int64_t left) {
     return _mm256_blendv_ps(a, _mm256_add_ps(a, b), inside(left));
-}
-
-/* Write the places of up to LANES biases that are 0, counted from `first`; returns their number. Writes LANES numbers. */
-INLINE int64_t open_places(const float *bias, int64_t left, int64_t first, int32_t *to) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < (left < LANES ? left : LANES); i++) {
-        to[count] = (int32_t)(first + i);
-        count += bias[i] == 0.0f;
-    }
-    return count;
 }
 
 /* The sums of 8 vectors each, in order. */

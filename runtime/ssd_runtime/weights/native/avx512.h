@@ -2,6 +2,7 @@
 #pragma once
 
 #define LANES 16
+#define INSTRUCTIONS "vnni"
 typedef __m512 Floats;
 /* The levels of 16 outputs in a group of columns: of 8 times 4 columns, [16 outputs][4 columns] each. */
 typedef struct {

@@ -11,12 +11,14 @@ import shlex
 import shutil
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 FOLDER = Path(__file__).parent
 SOURCES = (
     "sublayers.c",
     *("attention.h", "avx2.h", "avx512.h", "checks.h", "experts.h", "exponential.h", "formats.h", "lanes.h", "mlp.h"),
-    *("pool.h", "products.h", "project.h", "recurrence.h", "repack.h", "round.h", "rows.h", "sixteen.h"),
+    *("neon.h", "pool.h", "processor.h", "products.h", "project.h", "recurrence.h", "repack.h", "round.h", "rows.h"),
+    "sixteen.h",
 )
 """The file that is compiled, and those that it includes."""
 COMPILERS = ("gcc", "cc")
@@ -25,24 +27,38 @@ FLAGS = ("-O3", "-ffp-contract=off", "-D_GNU_SOURCE", "-fopenmp", "-pthread", "-
 LINK_FLAGS = ("-shared", "-pthread", "-lm")
 """No -fopenmp: its threads are those of torch's own OpenMP library, which it makes visible to all. A second library
 would have threads of its own, which wait on the same processors."""
-NEEDED = frozenset({"avx2", "fma", "f16c"})
-"""Instruction sets without which the code does not run, as Linux names them. It uses AVX-512 VNNI where that is."""
+
+
+class Form(NamedTuple):
+    """One library: for a machine, as Python names it, whose processor has instruction sets, as Linux names them."""
+
+    machine: str
+    needed: frozenset[str]
+    flags: tuple[str, ...]
+    """Of the compiler, for this form alone."""
+
+
+def _x86(instructions: str, *tuning: str) -> Form:
+    names = sorted(instructions.split())
+    return Form("x86_64", frozenset(names), (*(f"-m{name.replace('_', '')}" for name in names), *tuning))
+
+
 FORMS = {
-    "vnni": NEEDED | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"},
-    "avx2": NEEDED,
+    # GCC's generic tuning is for older processors, and takes 5% longer per step on those with AVX-512.
+    "vnni": _x86("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni", "-mtune=icelake-server"),
+    # GCC puts sums off, or adds in another order, until products fill more than 16 registers. -O3 takes a quarter
+    # longer, for nothing.
+    "avx2": _x86("avx2 fma f16c", "-O2", "-fno-tree-ter", "-fno-tree-reassoc"),
+    "neon": Form("aarch64", frozenset({"asimd", "asimddp"}), ("-march=armv8.2-a+dotprod",)),
 }
-"""Instruction sets of the libraries that there are, the faster first."""
-TUNED = {"vnni": ("-mtune=icelake-server",), "avx2": ("-O2", "-fno-tree-ter", "-fno-tree-reassoc")}
-"""GCC's generic tuning is for older processors, and takes 5% longer per step on those with AVX-512. With AVX2 alone it
-puts sums off, or adds in another order, until products fill more than 16 registers; -O3 takes a quarter longer, for
-nothing."""
+"""The forms by name, the faster of a machine first."""
 SECONDS = 600.0
 """A compilation takes about a minute, and several where the processors are busy."""
 
 
 def form_flags(form: str) -> tuple[str, ...]:
     """Flags of the compiler for one of `FORMS`."""
-    return (*FLAGS, *(f"-m{name.replace('_', '')}" for name in sorted(FORMS[form])), *TUNED.get(form, ()))
+    return (*FLAGS, *FORMS[form].flags)
 
 
 def form_name(form: str) -> str:

@@ -24,14 +24,11 @@ from ssd_runtime.weights.native.forms import (
     COMPILERS,
     FOLDER,
     FORMS,
-    NEEDED,
     compile_library,
     form_name,
 )
 from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder
 
-INSTRUCTIONS = {8: "avx2-", 16: "vnni"}
-"""Beginnings of kernels' names, by the floats in a vector that the code was compiled for."""
 POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 
@@ -50,7 +47,7 @@ class Library:
         """
         functions = ctypes.CDLL(f"/proc/self/fd/{file}")
         self.note = note
-        self.instructions = INSTRUCTIONS[ctypes.c_int.in_dll(functions, "lanes").value]
+        self.instructions = (ctypes.c_char * 8).in_dll(functions, "instructions").value.decode()
         sized = (POINTER, COUNT)
         rows, memory = (*sized, COUNT), (*sized, ctypes.c_int)
         self._repack = functions.repack
@@ -132,7 +129,7 @@ class Library:
 
 def wanted() -> bool:
     """Whether this processor has the instructions, and `SSD_NATIVE` is not 0."""
-    return os.environ.get("SSD_NATIVE") != "0" and processor_flags() >= NEEDED
+    return _best_form() is not None
 
 
 def missing_note() -> str | None:
@@ -150,26 +147,27 @@ def missing_note() -> str | None:
 @cache
 def library() -> Library | None:
     """The C code, without AVX-512 if `SSD_NATIVE` is avx2; None where it is not `wanted`, or cannot be compiled."""
-    return (_shipped() or _compiled_here()) if wanted() else None
+    form = _best_form()
+    return None if form is None else _shipped(form) or _compiled_here(form)
 
 
-def _best_form() -> str:
-    """The fastest form that this processor can run and `SSD_NATIVE` allows."""
-    forms = ("avx2",) if os.environ.get("SSD_NATIVE") == "avx2" else FORMS
-    return next(form for form in forms if processor_flags() >= FORMS[form])
+def _best_form() -> str | None:
+    """The fastest form that this processor can run and `SSD_NATIVE` allows; None if there is none."""
+    asked = os.environ.get("SSD_NATIVE")
+    forms = () if asked == "0" else ("avx2",) if asked == "avx2" else FORMS
+    return next((form for form in forms if processor_flags() >= FORMS[form].needed), None)
 
 
-def _shipped() -> Library | None:
-    """The library that the package has for this processor; None if it has none, or none of these sources."""
+def _shipped(form: str) -> Library | None:
+    """The library of a form that the package has; None if it has none, or none of these sources."""
     try:
-        return Library(os.open(FOLDER / form_name(_best_form()), os.O_RDONLY), None)
+        return Library(os.open(FOLDER / form_name(form), os.O_RDONLY), None)
     except OSError:
         return None
 
 
-def _compiled_here() -> Library | None:
-    """The library from the user's cache, compiled unless it is there; None if that fails."""
-    form = _best_form()
+def _compiled_here(form: str) -> Library | None:
+    """The library of a form from the user's cache, compiled unless it is there; None if that fails."""
     kept = cache_folder() / "native"
     try:
         try:

@@ -6,7 +6,7 @@
  * takes it back later.
  */
 #pragma once
-#include <immintrin.h>
+#include "processor.h"
 #include <omp.h>
 #include <pthread.h>
 #include <signal.h>
@@ -35,7 +35,7 @@ static struct {
     Body body;
     const void *about;
     int64_t count;
-    unsigned int rounding;
+    RoundingMode rounding;
     _Alignas(64) _Atomic int64_t done; /* Items that helpers have done. */
     _Atomic int sleeping, waiting;     /* Helpers that sleep until the next loop; whether the caller does. */
     _Atomic int threads;               /* Threads of the latest call. The other helpers sleep until a call wants more. */
@@ -74,7 +74,7 @@ static int64_t work(int worker) {
     while (LEFT(ticket) > 0 && worker < THREADS(ticket))
         if (atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - 1)) {
             if (!done++)
-                _mm_setcsr(pool.rounding);
+                set_rounding_mode(pool.rounding);
             pool.body(pool.about, pool.count - LEFT(ticket), worker);
             ticket = atomic_load(&pool.ticket);
         }
@@ -108,7 +108,7 @@ static void *help(void *given) {
         const int64_t now = nanoseconds(), until = now + spin(&others, now);
         while (!has_work(worker) && nanoseconds() < until)
             for (int i = 0; i < 8 && !has_work(worker); i++)
-                _mm_pause();
+                pause_thread();
         if (!has_work(worker)) {
             pthread_mutex_lock(&pool.mutex);
             while (worker >= atomic_load(&pool.threads))
@@ -201,7 +201,7 @@ static void await(int64_t helped) {
     const int64_t until = nanoseconds() + CALLER_SPIN;
     while (atomic_load(&pool.done) < helped && nanoseconds() < until)
         for (int i = 0; i < 8 && atomic_load(&pool.done) < helped; i++)
-            _mm_pause();
+            pause_thread();
     if (atomic_load(&pool.done) < helped) {
         pthread_mutex_lock(&pool.mutex);
         atomic_store(&pool.waiting, 1);
@@ -229,7 +229,7 @@ static void each(Threads threads, Body body, const void *about, int64_t count, i
     pool.body = body;
     pool.about = about;
     pool.count = count;
-    pool.rounding = _mm_getcsr();
+    pool.rounding = rounding_mode();
     atomic_store(&pool.done, 0);
     atomic_store(&pool.ticket, number << 32 | (uint64_t)threads.count << 24 | (uint64_t)count);
     if (atomic_load(&pool.sleeping)) {

@@ -14,9 +14,9 @@ typedef struct {
 } Grid;
 
 /* The nearest number of fp16. */
-INLINE float as_half(float x) { return _cvtsh_ss(_cvtss_sh(x, 0)); }
+INLINE float as_half(float x) { return of_half(half_of(x)); }
 INLINE void put_half(uint8_t *to, float x) {
-    const uint16_t half = _cvtss_sh(x, 0);
+    const uint16_t half = half_of(x);
     memcpy(to, &half, 2);
 }
 

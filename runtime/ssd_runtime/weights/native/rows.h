@@ -2,7 +2,6 @@
 #pragma once
 #include "lanes.h"
 #include "pool.h"
-#include <cpuid.h>
 #include <float.h>
 #include <math.h>
 
@@ -48,14 +47,10 @@ typedef struct {
     int64_t begin, end;
 } Span;
 
-/* Whether this is a Zen 5 of AMD or a later one. */
-static int is_zen5;
-
-__attribute__((constructor)) static void look_at_processor(void) {
-    unsigned int most, vendor, signature, other;
-    if (__get_cpuid(0, &most, &vendor, &other, &other) && __get_cpuid(1, &signature, &most, &other, &other))
-        is_zen5 = vendor == signature_AMD_ebx && (signature >> 8 & 15) + (signature >> 20 & 255) >= 26;
-}
+/* Where fetched lines go, as __builtin_prefetch has it. */
+#define NEAREST 3
+#define NEXT 2
+#define READ_ONCE 0
 
 /* Fetch the `bytes` bytes that lie `near` bytes after `from` into the nearest cache, and those `far` after it into the next.
  * Processors fetch ahead on their own within a page of 4 KiB alone, and the nearest cache waits for few lines at a time. On a
@@ -66,14 +61,14 @@ INLINE void fetch(const uint8_t *from, const int64_t bytes, const int64_t near, 
     if (is_zen5)
 #pragma GCC unroll 16
         for (int64_t at = 0; at < bytes; at += 64) {
-            _mm_prefetch((const char *)from + 2 * near + at, _MM_HINT_T0);
-            _mm_prefetch((const char *)from + far + at, _MM_HINT_NTA);
+            __builtin_prefetch(from + 2 * near + at, 0, NEAREST);
+            __builtin_prefetch(from + far + at, 0, READ_ONCE);
         }
     else
 #pragma GCC unroll 16
         for (int64_t at = 0; at < bytes; at += 64) {
-            _mm_prefetch((const char *)from + near + at, _MM_HINT_T0);
-            _mm_prefetch((const char *)from + far + at, _MM_HINT_T1);
+            __builtin_prefetch(from + near + at, 0, NEAREST);
+            __builtin_prefetch(from + far + at, 0, NEXT);
         }
 }
 

@@ -1,8 +1,8 @@
-/* Sub-layers of a decoder on fp32 rows and weights of 2 to 16 bits, for processors with AVX-512 VNNI or AVX2. */
+/* Sub-layers of a decoder on fp32 rows and weights of 2 to 16 bits, for processors with AVX-512 VNNI, AVX2 or NEON. */
 #include "checks.h"
 
-/* Floats in a vector, which tell the instructions that this code was compiled for. */
-const int lanes = LANES;
+/* Beginning of kernels' names: the instructions that this code was compiled for. */
+const char instructions[8] = INSTRUCTIONS;
 
 /* Let torch use so many threads for work of the calling thread, where `torch.set_num_threads` is for all threads. */
 void set_torch_threads(int threads) {
