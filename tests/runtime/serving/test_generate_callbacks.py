@@ -185,9 +185,13 @@ def test_a_repeatable_function_that_knows_no_more_tokens_is_asked_for_drafts_alo
         assert got[0, begin:].tolist() == answer
 
 
-def test_a_length_that_the_prompt_has_reached_gives_one_token(
-    model: Model, tokenizer: Words, fast: CustomGenerate
+@pytest.mark.parametrize("length", [3, NEW + 20, 120])
+def test_a_users_length_criterion_replaces_the_length_of_generate(
+    model: Model, tokenizer: Words, fast: CustomGenerate, length: int
 ) -> None:
-    inputs, ended = prompts(tokenizer, 1), StoppingCriteriaList([MaxLengthCriteria(3)])
-    got = model.generate(**inputs, stopping_criteria=ended, max_new_tokens=NEW, custom_generate=fast)
-    assert torch.equal(got, model.generate(**inputs, stopping_criteria=ended, max_new_tokens=NEW))
+    """It may be longer, too; a length that the prompt has reached gives one token."""
+    for rows in (1, 4):
+        inputs, ended = prompts(tokenizer, rows), StoppingCriteriaList([MaxLengthCriteria(length)])
+        options = {"stopping_criteria": ended, "max_new_tokens": 9, "eos_token_id": -1}
+        got = model.generate(**inputs, **options, custom_generate=fast)
+        assert torch.equal(got, model.generate(**inputs, **options))

@@ -80,9 +80,9 @@ class GenerateCall:
 
     @property
     def max_new_tokens(self) -> int:
-        """Most new tokens of a row."""
-        lengths = [each.max_length for each in self.criteria if isinstance(each, MaxLengthCriteria)]
-        return max(1, int(min([self.config.max_length, *lengths])) - self.input_ids.shape[1])
+        """Most new tokens of a row. A user's own MaxLengthCriteria replaces the one of `max_new_tokens`."""
+        lengths = [each.max_length for each in self.criteria if type(each) is MaxLengthCriteria]
+        return max(1, min(lengths) - self.input_ids.shape[1])
 
     @property
     def eos_ids(self) -> frozenset[int]:
