@@ -99,6 +99,22 @@ def test_a_users_criterion_is_called_once_per_token_and_stops_exactly(
         assert mine.scores == stock.scores
 
 
+def test_a_users_criterion_is_called_after_the_end_token_too(
+    model: Model, tokenizer: Words, fast: CustomGenerate
+) -> None:
+    inputs = prompts(tokenizer, 1)
+    width = inputs["input_ids"].shape[1]
+    answer = model.generate(**inputs, max_new_tokens=NEW)[0, width:].tolist()
+    place = next(place for place in range(7, NEW) if answer[place] not in answer[:place])
+    assert width + place + 1 < 64, "the criterion stops there"
+    stock, mine = Lengthy(), Lengthy()
+    for criterion, more in ((stock, {}), (mine, {"custom_generate": fast})):
+        options = {"max_new_tokens": NEW, "eos_token_id": answer[place]}
+        model.generate(**inputs, **options, stopping_criteria=StoppingCriteriaList([criterion]), **more)
+    assert mine.seen == stock.seen
+    assert mine.seen[-1][-1] == answer[place]
+
+
 def test_stop_strings_end_where_stock_decoding_ends(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
     inputs = prompts(tokenizer, 1)
     width = inputs["input_ids"].shape[1]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
+from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from ssd_runtime.engine.job import Job
@@ -43,11 +43,14 @@ class Row:
         """Queue the row."""
         prompt = self.ids[self.padding :].tolist()
         session = scheduler.session(self.sampling)
+        stop = self._stop()
+        # Other criteria are called after the end token as well, and test for it in that call.
+        ends = self.call.eos_ids if stop is None else frozenset[int]()
         work = generating(
             session=session,
             prompt_ids=prompt,
             planner=make_planner(),
-            limits=Limits(self.call.max_new_tokens, self.call.eos_ids, self._stop()),
+            limits=Limits(self.call.max_new_tokens, ends, stop),
             on_tokens=self._on_tokens(),
         )
         return scheduler.add(session, work, prompt)
@@ -65,9 +68,8 @@ class Row:
         return put
 
     def _stop(self) -> Callable[[Sequence[int]], bool] | None:
-        """The stop condition of the criteria that are called after every token."""
-        criteria = StoppingCriteriaList(self.call.other_criteria)
-        if not criteria:
+        """The stop condition of all criteria; None if there are none that must be called after every token."""
+        if not self.call.other_criteria:
             return None
         sequence = SequenceIds(self.ids)
         scores = self.processors.scores if self.processors is not None and self.call.config.output_scores else None
@@ -76,7 +78,7 @@ class Row:
             with callers_mode():
                 # Scores of tokens after this one may be there already: accepted drafts are chosen together.
                 known = None if scores is None else tuple(scores[: len(tokens)])
-                return bool(criteria(sequence.tensor(tokens), known).any())
+                return bool(self.call.criteria(sequence.tensor(tokens), known).any())
 
         return stopped
 
