@@ -84,14 +84,19 @@ def test_a_users_criterion_is_called_once_per_token_and_stops_exactly(
     model: Model, tokenizer: Words, fast: CustomGenerate
 ) -> None:
     inputs = prompts(tokenizer, 1)
-    for scores in (False, True):
+    for scores, dictionary in ((False, False), (True, True), (True, False)):
         stock, mine = Lengthy(), Lengthy()
-        options = {"max_new_tokens": NEW, "return_dict_in_generate": scores, "output_scores": scores}
+        options = {
+            "max_new_tokens": NEW,
+            "return_dict_in_generate": dictionary,
+            "output_scores": scores,
+            "repetition_penalty": 1.0 if dictionary else 1.1,
+        }
         expected, got = (
             model.generate(**inputs, **options, stopping_criteria=StoppingCriteriaList([criterion]), **more)
             for criterion, more in ((stock, {}), (mine, {"custom_generate": fast}))
         )
-        if scores:
+        if dictionary:
             expected, got = expected.sequences, got.sequences
         assert torch.equal(got, expected)
         assert got.shape[1] % 16 == 0

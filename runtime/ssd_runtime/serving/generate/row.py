@@ -72,7 +72,9 @@ class Row:
         if not self.call.other_criteria:
             return None
         sequence = SequenceIds(self.ids)
-        scores = self.processors.scores if self.processors is not None and self.call.config.output_scores else None
+        config, processors = self.call.config, self.processors
+        keeps = config.return_dict_in_generate and config.output_scores
+        scores = processors.scores if processors is not None and keeps else None
 
         def stopped(tokens: Sequence[int]) -> bool:
             with callers_mode():
