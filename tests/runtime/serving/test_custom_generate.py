@@ -86,6 +86,14 @@ def test_processors_that_know_rows_serve_a_lone_prompt(
     assert torch.equal(both, model.generate(**two, **options))
 
 
+def test_ids_of_32_bits_become_those_of_64(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
+    ids = prompts(tokenizer, 1)["input_ids"].int()
+    expected = model.generate(ids, max_new_tokens=NEW)
+    got = model.generate(ids, max_new_tokens=NEW, custom_generate=fast)
+    assert got.dtype == expected.dtype
+    assert torch.equal(got, expected)
+
+
 def test_more_rows_than_fit_at_once_wait(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
     two_at_once = CustomGenerate(strategy="lookup", max_sequences=2)
     inputs = prompts(tokenizer, 4)

@@ -142,8 +142,8 @@ def batch_of(call: GenerateCall, rows: Sequence[Row], answers: Sequence[list[int
     pad = call.config._pad_token_tensor
     filler = 0 if pad is None else int(pad)
     width = max(map(len, answers))
-    new = call.input_ids.new_tensor([answer + [filler] * (width - len(answer)) for answer in answers])
-    sequences = torch.cat([call.input_ids, new], 1)
+    new = [answer + [filler] * (width - len(answer)) for answer in answers]
+    sequences = torch.cat([call.input_ids, torch.tensor(new, device=call.input_ids.device)], 1)
     if not call.config.return_dict_in_generate:
         return sequences
     kept = [(row.processors, len(answer)) for row, answer in zip(rows, answers, strict=True)]
