@@ -54,6 +54,8 @@ def left_out(model: Model, tokenizer: Words) -> dict[str, tuple[dict[str, Any], 
         "right padding": (right, "attention_mask"),
         "a hole": ({"input_ids": ids, "attention_mask": hole}, "attention_mask"),
         "positions": ({**one, "position_ids": torch.arange(3, 3 + ids.shape[1])[None]}, "position_ids"),
+        "a long mask": ({"input_ids": ids, "attention_mask": torch.ones(1, ids.shape[1] + 3)}, "has another length"),
+        "long positions": ({**one, "position_ids": torch.arange(99)[None]}, "position_ids has another length"),
         "no padding token": (
             {**two, "eos_token_id": None, "pad_token_id": None, "stopping_criteria": [Lengthy()]},
             "pad_token_id",
@@ -66,7 +68,7 @@ def left_out(model: Model, tokenizer: Words) -> dict[str, tuple[dict[str, Any], 
     }
 
 
-NOT_SERVED = 18
+NOT_SERVED = 20
 """Number of calls that are not served."""
 
 

@@ -126,6 +126,10 @@ class GenerateCall:
         return self._other_positions()
 
     def _other_positions(self) -> str | None:
+        for name in ("attention_mask", "position_ids"):
+            given = self.arguments.get(name)
+            if given is not None and given.shape[-1] != self.input_ids.shape[1]:
+                return f"{name} has another length than the prompt"
         mask = self.arguments.get("attention_mask")
         if mask is None:
             mask = torch.ones_like(self.input_ids)
