@@ -62,13 +62,18 @@ def left_out(model: Model, tokenizer: Words) -> dict[str, tuple[dict[str, Any], 
         ),
         "no end": ({**two, "eos_token_id": None, "stopping_criteria": [Lengthy()]}, "without an end-of-sequence"),
         "a full prompt": ({"input_ids": ids.repeat(1, 30)[:, :512]}, "context of 512"),
+        "time without an end": ({**two, "eos_token_id": None, "max_time": 1e3}, "without an end-of-sequence"),
+        "time without padding": (
+            {**two, "eos_token_id": None, "pad_token_id": None, "max_time": 1e3},
+            "pad_token_id",
+        ),
         "an own criterion of rows": ({**two, "stopping_criteria": [Lengthy()]}, "Lengthy may tell the rows"),
         "an own processor of rows": ({**two, "logits_processor": [Watched()]}, "Watched may tell the rows"),
         "time of many rows": ({"input_ids": ids.repeat(9, 1), "max_time": 1e3}, "max_time is for all rows"),
     }
 
 
-NOT_SERVED = 20
+NOT_SERVED = 22
 """Number of calls that are not served."""
 
 

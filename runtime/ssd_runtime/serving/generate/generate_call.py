@@ -14,7 +14,6 @@ from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
     MaxLengthCriteria,
-    MaxTimeCriteria,
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -158,7 +157,7 @@ class GenerateCall:
         bound = next((ALONE_ONLY[name] for name in names if name in ALONE_ONLY), None)
         if bound is not None:
             return f"{bound} tells the rows of a batch apart"
-        ends = any(type(each) not in (MaxLengthCriteria, MaxTimeCriteria) for each in self.criteria)
+        ends = any(type(each) is not MaxLengthCriteria for each in self.criteria)
         if ends and self.config._pad_token_tensor is None:
             return "rows may end at different lengths, and there is no pad_token_id"
         if ends and not any(hasattr(each, "eos_token_id") for each in self.criteria):
