@@ -24,7 +24,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime import CustomGenerate, Engine, RunSettings
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.serving.generate.custom_generate import StockDecodingWarning
-from tests.generation import Lengthy, Watched, prompts
+from tests.generation import NEW, Lengthy, Watched, prompts
 
 pytestmark = pytest.mark.usefixtures("made_up_latencies")
 Model = PreTrainedModel
@@ -96,6 +96,19 @@ def test_what_is_not_served_is_decoded_by_transformers_with_one_warning(
     assert any(issubclass(note.category, StockDecodingWarning) and note.filename == __file__ for note in noted)
     expected, got = (getattr(answer, "sequences", answer) for answer in answers)
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["after the engine", "before the engine"])
+def test_autocast_is_left_to_transformers(folder: Path, tokenizer: Words, first: bool) -> None:
+    """The engine's copies of weights have the model's dtype, whatever the context casts to."""
+    own, model = CustomGenerate(strategy="lookup"), AutoModelForCausalLM.from_pretrained(folder).eval()
+    inputs = prompts(tokenizer, 1)
+    if not first:
+        model.generate(**inputs, max_new_tokens=9, custom_generate=own)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.warns(StockDecodingWarning, match="autocast"):
+            got = model.generate(**inputs, max_new_tokens=NEW, custom_generate=own)
+        assert torch.equal(got, model.generate(**inputs, max_new_tokens=NEW))
 
 
 def test_models_that_cannot_be_viewed_are_decoded_by_transformers(folder: Path) -> None:

@@ -106,6 +106,8 @@ class GenerateCall:
             return f"a {self.config.cache_implementation} cache changes the output"
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return "the model runs in several processes"
+        if torch.is_autocast_enabled(self.model.device.type):
+            return "torch.autocast changes the dtype of stock decoding's products"
         names = [type(each).__name__ for each in self.processors]
         return next((NEVER_SERVED[name] for name in names if name in NEVER_SERVED), None)
 
