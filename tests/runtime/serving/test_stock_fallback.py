@@ -161,6 +161,27 @@ def test_a_model_that_changes_between_calls_is_looked_at_again(
     assert before.shape[0] == 1
 
 
+def test_inputs_that_a_model_prepares_in_its_own_way_reach_it(folder: Path, tokenizer: Words) -> None:
+    """PEFT puts learned prompts in front of the inputs this way, and gives the method back after each call."""
+    own, model = CustomGenerate(strategy="lookup"), AutoModelForCausalLM.from_pretrained(folder).eval()
+    inputs, method = prompts(tokenizer, 1), model.prepare_inputs_for_generation
+
+    def prepared(*given: Any, **kwargs: Any) -> dict[str, Any]:
+        values = method(*given, **kwargs)
+        return {**values, "input_ids": values["input_ids"].flip(1)}
+
+    before = model.generate(**inputs, max_new_tokens=9, custom_generate=own)
+    model.prepare_inputs_for_generation = prepared
+    with pytest.warns(StockDecodingWarning, match="prepares its inputs"):
+        changed = model.generate(**inputs, max_new_tokens=9, custom_generate=own)
+    assert torch.equal(changed, model.generate(**inputs, max_new_tokens=9))
+    assert not torch.equal(changed, before)
+    model.prepare_inputs_for_generation = method
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", StockDecodingWarning)
+        assert torch.equal(model.generate(**inputs, max_new_tokens=9, custom_generate=own), before)
+
+
 def test_an_engine_refuses_requests_once_its_model_has_other_layers(folder: Path, tokenizer: Words) -> None:
     engine = Engine(LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder).eval(), tokenizer))
     assert engine.generate(["How many?"], RunSettings("plain", max_new_tokens=4))

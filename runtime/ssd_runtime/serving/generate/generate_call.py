@@ -114,6 +114,8 @@ class GenerateCall:
     def _other_inputs(self) -> str | None:
         if self.model.config.is_encoder_decoder:
             return "it is an encoder-decoder model"
+        if not self.model.prepare_inputs_for_generation.__module__.startswith("transformers."):
+            return "the model prepares its inputs in its own way"  # as PEFT's learned prompts do
         given = [name for name, value in self.arguments.items() if value is not None and value is not False]
         others = [name for name in given if name not in SERVED_ARGUMENTS]
         if others:
