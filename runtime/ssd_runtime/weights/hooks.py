@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from torch import nn
+from torch.nn.modules import module as torch_module
 from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
@@ -25,11 +26,13 @@ def require_unhooked(model: PreTrainedModel, mixers: Sequence[str], mlp: str, sh
     """Raise UserError when the model has hooks or a custom forward that the engine would bypass.
 
     Projections, norms and the embedding are called as modules, hooks included. Blocks, layers and the whole model are
-    never called, so hooks on them, or a forward of a subclass or patched class, would not run. Layers call their
-    mixer by one of `mixers`, and their MLP block `mlp`; `shared` is the path of an expert of all rows.
+    never called, so hooks on them or on all modules, or a forward of a subclass or patched class, would not run. Layers
+    call their mixer by one of `mixers`, and their MLP block `mlp`; `shared` is the path of an expert of all rows.
     """
+    everywhere = [*torch_module._global_forward_hooks.values(), *torch_module._global_forward_pre_hooks.values()]
+    everywhere = [hook for hook in everywhere if not _home(hook).startswith("torch.")]  # profilers' change nothing
     for name, part in _taken_apart(model, mixers, mlp, shared):
-        hooks = [*part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
+        hooks = [*everywhere, *part._forward_hooks.values(), *part._forward_pre_hooks.values(), type(part).forward]
         if "forward" in part.__dict__ and not hasattr(part, "_hf_hook"):
             hooks.append(part.__dict__["forward"])
         if any(_home(hook).partition(".")[0] not in LIBRARIES for hook in hooks):

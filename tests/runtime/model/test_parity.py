@@ -9,6 +9,9 @@ from types import MethodType
 import pytest
 import torch
 from accelerate import cpu_offload, disk_offload, dispatch_model
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.hooks import RemovableHandle
 from transformers import LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
@@ -50,6 +53,22 @@ def test_a_patched_class_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", lambda self, *a, **k: own(self, *a, **k))
     with pytest.raises(UserError, match=r"layers\.0\.self_attn has a hook or a forward of its own"):
         Decoder(model)
+
+
+@pytest.mark.parametrize("register", [register_module_forward_hook, register_module_forward_pre_hook])
+def test_a_hook_of_all_modules_is_refused_but_a_profilers(register: Callable[..., RemovableHandle]) -> None:
+    model = tiny_model("llama")
+    with FlopCounterMode(model, display=False):
+        decoder = Decoder(model)
+    hook = register(lambda module, *values: None)
+    try:
+        with pytest.raises(UserError, match="the model has a hook or a forward of its own"):
+            Decoder(model)
+        with pytest.raises(UserError, match="the model has a hook or a forward of its own"):
+            decoder.refresh()
+    finally:
+        hook.remove()
+    decoder.refresh()
 
 
 def _scaled_embedding(model: PreTrainedModel) -> None:
