@@ -124,11 +124,11 @@ def run(
         summary=Summary(output.compare, concurrency=prompts.concurrency, strategy=strategy.strategy),
     )
     if given.chat:
-        may_measure = _chat(runner, answers, engine)
+        if not _chat(runner, answers, engine):
+            return
     else:
-        may_measure = _decode(runner, answers, prompts.concurrency, engine)
-    if may_measure:
-        _measure(engine, not output.quiet)
+        _decode(runner, answers, prompts.concurrency, engine)
+    _measure(engine, not output.quiet)
 
 
 def _usual_tokens(given: Prompts) -> int:
@@ -220,8 +220,8 @@ def _chat(runner: Runner, answers: _Answers, engine: Engine) -> bool:
     return may_measure
 
 
-def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine) -> bool:
-    """Answer all prompts, then print the summary; returns whether the device may be measured after them."""
+def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine) -> None:
+    """Answer all prompts, and measure the device between them if it must be; then print the summary."""
     from ssd_runtime.commands.llama_cpp import LlamaCpp
     from ssd_runtime.commands.waiting import counting
     from ssd_runtime.engine.offline.together import Together
@@ -231,7 +231,6 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
     llama = LlamaCpp.find(engine, runner.settings.max_new_tokens, _note) if alone else None
     # On a terminal, the answers themselves show how far the run has come.
     counted = len(given.prompts) > 1 and not output.quiet and (given.samples or not sys.stdout.isatty())
-    may_measure = True
     with counting("prompts", len(given.prompts), counted) as tick:
         if concurrency > 1:
             together = Together(runner, concurrency)
@@ -244,14 +243,14 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
                 if one.error is not None:
                     answers.fail(one.prompt, one.error)
                 tick()
-                if number + 1 < len(given.prompts):
-                    may_measure = may_measure and _measure(engine, shown=False)
+                if number + 1 < len(given.prompts) and engine.must_be_measured:
+                    engine.measure()
             summary.seconds = together.seconds
             summary.plain_seconds = together.plain_seconds
         else:
             for number, prompt in enumerate(given.prompts):
-                if number:
-                    may_measure = may_measure and _measure(engine, shown=False)
+                if number and engine.must_be_measured:
+                    engine.measure()
                 if llama is not None:
                     llama.before(number, len(given.prompts))
                 outcomes: list[Outcome] = []
@@ -268,7 +267,6 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
     if answers.samples:
         compared_table(answers.samples, llama)
     finish(summary, output.as_json, output.quiet, llama)
-    return may_measure
 
 
 def _note(line: str) -> None:
