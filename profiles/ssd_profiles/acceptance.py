@@ -85,20 +85,26 @@ def replay(trace: Trace, draft_length: int, threshold: float) -> Replay:
     A draft ends at `draft_length` tokens, or after its first token below `threshold`. A cycle cut short by the end of
     the trace counts with what it drafted and yielded by then.
     """
-    matches = trace.matches
-    unsure = trace.confidence < threshold
+    end = len(trace.matches)
+    positions = np.arange(end)
+    # What a cycle does from each position is computed at once: a profile has hundreds of replays.
+    drafted = np.minimum(_next(trace.confidence < threshold) + 1, np.minimum(positions + draft_length, end)) - positions
+    accepted = np.minimum(_next(~trace.matches) - positions, drafted)
+    steps_of: list[int] = drafted.tolist()
+    tokens_of: list[int] = (accepted + 1).tolist()
     position = 0
     cycles = 0
     steps = 0
-    end = len(matches)
     while position < end:
-        limit = min(position + draft_length, end)
-        low = np.flatnonzero(unsure[position:limit])
-        drafted = int(low[0]) + 1 if low.size else limit - position
-        wrong = np.flatnonzero(~matches[position : position + drafted])
-        accepted = int(wrong[0]) if wrong.size else drafted
-        cycles = cycles + 1
-        steps = steps + drafted
-        position = position + accepted + 1
+        cycles += 1
+        steps += steps_of[position]
+        position += tokens_of[position]
     # The last bonus token may lie past the end of the trace and counts all the same.
     return Replay(cycles, position, steps)
+
+
+def _next(found: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The first place at or after each one where `found` is true, their number without one."""
+    places = np.where(found, np.arange(len(found)), len(found))
+    first: NDArray[np.int64] = np.minimum.accumulate(places[::-1])[::-1]
+    return first

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssd_profiles.acceptance import DRAFT_LENGTHS, THRESHOLDS, AcceptanceProfile, Trace, replay
+from ssd_profiles.acceptance import DRAFT_LENGTHS, THRESHOLDS, AcceptanceProfile, Replay, Trace, replay
 from ssd_profiles.formulas import (
     annealed_temperature,
     expected_speedup,
@@ -73,6 +73,17 @@ def test_replay_yields_every_token_once(trace: Trace, length: int, threshold: fl
     assert len(trace.matches) <= found.tokens <= len(trace.matches) + 1
     assert found.cycles <= found.steps <= found.cycles * length
     assert found.tokens - found.cycles <= found.steps
+
+
+@given(traces, st.sampled_from(DRAFT_LENGTHS), st.sampled_from(THRESHOLDS))
+def test_replay_drafts_token_by_token(trace: Trace, length: int, threshold: float) -> None:
+    position = cycles = steps = 0
+    while position < len(trace.matches):
+        drafted = range(position, min(position + length, len(trace.matches)))
+        unsure = next((place for place in drafted if trace.confidence[place] < threshold), drafted[-1])
+        wrong = next((place for place in range(position, unsure + 1) if not trace.matches[place]), unsure + 1)
+        cycles, steps, position = cycles + 1, steps + unsure + 1 - position, wrong + 1
+    assert replay(trace, length, threshold) == Replay(cycles, position, steps)
 
 
 def test_replay_by_hand() -> None:
