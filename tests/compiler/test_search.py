@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -15,10 +17,11 @@ from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import SearchMethod
+from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry
-from ssd_runtime.search.replay import ReferenceStates
+from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from tests.models import tiny_model
 from tests.tables import latency_table, with_light_costs
 
@@ -110,6 +113,25 @@ def test_bounds_hold(reference: ReferenceStates) -> None:
     assert len(some.rated) == 3
     late = Evaluator(DECODER, reference, TABLE, 60, 8, 99, 0.0, lambda: None)
     assert late.rate_all([WEAK], "x") == []
+
+
+def test_no_row_is_replayed_twice(reference: ReferenceStates, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Counter[SubLayerPlan]()
+
+    def replayed(decoder: Decoder, part: ReferenceStates, mask: SubLayerPlan, block: int) -> list[Trace]:
+        rows[mask] += len(part)
+        return replay_mask(decoder, part, mask, block)
+
+    monkeypatch.setattr("ssd_compiler.search.evaluate.replay_mask", replayed)
+    some = evaluator(reference, 99)
+    rated = some.rate_all([WEAK, *(SubLayerPlan.of(8, set(WEAK) - {index}) for index in WEAK)], "x")
+    assert {each.complete for each in rated} == {True, False}
+    for each in rated:
+        assert rows[each.mask] == len(reference if each.complete else reference.groups[0])
+    traces = replay_mask(DECODER, reference, WEAK, 8)
+    for whole, part in zip(traces, some.rated[WEAK].traces, strict=True):
+        assert (whole.matches == part.matches).all()
+        assert np.allclose(whole.confidence, part.confidence, atol=1e-5)
 
 
 def test_no_time_at_all_still_gives_a_frontier(reference: ReferenceStates) -> None:

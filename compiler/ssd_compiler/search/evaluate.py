@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 
 from ssd_compiler.progress import Tick
@@ -80,34 +80,40 @@ class Evaluator:
         known = self.rated.get(mask)
         if known is not None:
             return known
-        rated = self._look(mask, origin) or self._rate(mask, origin, self.reference)
+        first, others = self.reference.split(max(1, len(self.reference.groups) // 4))
+        traces = self._replayed(mask, first)
+        rated = self._far_behind(mask, origin, traces) if others.groups else None
+        if rated is None:
+            traces += self._replayed(mask, others) if others.groups else []
+            option = self._option(mask, traces)
+            rated = Rated(mask, origin, option, tuple(traces), option.speedup)
         self.rated[mask] = rated
         if rated.complete and (not self.progress or rated.speedup > self.progress[-1][1]):
             self.progress.append((perf_counter() - self.began, rated.speedup))
         self.tick()
         return rated
 
-    def _look(self, mask: SubLayerPlan, origin: str) -> Rated | None:
-        """Rate the mask on the first sequences only; None if it is not much slower there than the best one.
+    def _far_behind(self, mask: SubLayerPlan, origin: str, traces: Sequence[Trace]) -> Rated | None:
+        """Rate the mask by the `traces` of the first sequences; None if it is not much slower there than the best one.
 
         These may be easier to draft than the others. So its speed-up is the best one's on all sequences, lowered by as
         much as the mask is slower on the first ones.
         """
-        first = max(1, len(self.reference.groups) // 4)
         alike = [each for each in self.rated.values() if each.complete and bool(each.mask.light) == bool(mask.light)]
-        if not alike or first == len(self.reference.groups):
+        if not alike:
             return None
-        rated = self._rate(mask, origin, self.reference.head(first))
         best = max(alike, key=lambda each: each.option.tokens_per_second)
-        share = rated.speedup / self._option(best.mask, best.traces[:first]).speedup
-        return replace(rated, speedup=share * best.speedup, complete=False) if share < FAR_BEHIND else None
-
-    def _rate(self, mask: SubLayerPlan, origin: str, reference: ReferenceStates) -> Rated:
-        traces = tuple(replay_mask(self.decoder, reference, mask, self.block))
-        kept = len(mask) - mask.first_changed - (len(list(mask)))
-        self.forwards += kept / len(mask) * len(reference) / len(self.reference)
         option = self._option(mask, traces)
-        return Rated(mask, origin, option, traces, option.speedup)
+        share = option.speedup / self._option(best.mask, best.traces[: len(traces)]).speedup
+        if share >= FAR_BEHIND:
+            return None
+        return Rated(mask, origin, option, tuple(traces), share * best.speedup, complete=False)
+
+    def _replayed(self, mask: SubLayerPlan, reference: ReferenceStates) -> list[Trace]:
+        """What the mask drafts on a part of the calibration rows."""
+        kept = len(mask) - mask.first_changed - len(list(mask))
+        self.forwards += kept / len(mask) * len(reference) / len(self.reference)
+        return replay_mask(self.decoder, reference, mask, self.block)
 
     def _option(self, mask: SubLayerPlan, traces: Sequence[Trace]) -> Option:
         """The best way to draft with a mask, by what it drafted."""

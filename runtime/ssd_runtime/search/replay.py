@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,11 +56,14 @@ class ReferenceStates:
     def __len__(self) -> int:
         return int(self.targets.shape[0])
 
-    def head(self, groups: int) -> ReferenceStates:
-        """The states of the first `groups` groups."""
-        kept = self.groups[:groups]
-        rows = slice(0, kept[-1].end)
-        return ReferenceStates([x[rows] for x in self.states], self.targets[rows], kept)
+    def split(self, groups: int) -> tuple[ReferenceStates, ReferenceStates]:
+        """The states of the first `groups` groups, and of the others."""
+        end = self.groups[groups - 1].end
+        later = [replace(group, begin=group.begin - end, end=group.end - end) for group in self.groups[groups:]]
+        return (
+            ReferenceStates([x[:end] for x in self.states], self.targets[:end], self.groups[:groups]),
+            ReferenceStates([x[end:] for x in self.states], self.targets[end:], later),
+        )
 
     def every(self, step: int) -> ReferenceStates:
         """The states of every `step`-th row, at least one of each group, and each as a group of its own."""
