@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -109,21 +109,21 @@ class Stages:
             with self.reporter.stage("measure light copies", None):
                 return with_light(table, self.decoder, self.fingerprint.config_sha256)
 
-        def measure() -> str:
-            table = self.patience.measured(dense, threads, self.reporter) if known is None else known
-            if self.decoder.light.bits:
-                table = self.patience.measured(partial(with_copies, table), threads, self.reporter)
-            return table.to_json()
+        def kept(name: str, measure: Callable[[], LatencyTable]) -> LatencyTable:
+            found = self.work.stage(name, lambda: self.patience.measured(measure, threads, self.reporter).to_json())
+            return LatencyTable.from_json(found)
 
+        name = f"latency-{device_key(self.decoder).slug()}"
         bits = "".join(f"-{bits}" for bits in self.decoder.light.bits)
         try:
-            return LatencyTable.from_json(self.work.stage(f"latency-{device_key(self.decoder).slug()}{bits}", measure))
+            known = known or kept(name, dense)
+            return kept(name + bits, partial(with_copies, known)) if bits else known
         except TooBusyError as error:
             if not self.patience.coarse:
                 raise
             self.reporter.warn(f"{error.seen}; the search goes on with coarse latencies, which stay out of the bundle")
         try:
-            return with_copies(coarse_latency(self.decoder))
+            return with_copies(known or coarse_latency(self.decoder))
         except BusyMachineError as error:
             return error.coarse
 

@@ -27,7 +27,7 @@ from ssd_runtime.profiling.latency import BusyMachineError, device_key
 from tests.bundles import bundle
 from tests.clocks import StandInMachine
 from tests.models import tiny_model
-from tests.tables import DEVICE, latency_table
+from tests.tables import DEVICE, latency_table, with_light_costs
 
 MEASURING = 20.0
 """Seconds that a measurement takes."""
@@ -153,6 +153,32 @@ def test_a_coarse_table_is_used_if_asked_for_and_never_kept(stages: Stages) -> N
     assert bundled(stages, table).latency == {}
     sound = replace(latency_table(4), device=device_key(stages.decoder))
     assert list(bundled(stages, sound).latency) == [sound.device.slug()]
+
+
+def test_a_sound_table_stays_where_only_the_light_copies_could_not_be_measured(
+    stages: Stages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages.decoder.lighten("auto")
+    sound = replace(latency_table(4), device=device_key(stages.decoder))
+    measured = list[str]()
+
+    def dense(_: Decoder) -> LatencyTable:
+        measured.append("dense")
+        return sound
+
+    def copies(table: LatencyTable, *_: object) -> LatencyTable:
+        raise BusyMachineError("the times spread too far", 1.4, replace(with_light_costs(table, 0.5), spread={}))
+
+    monkeypatch.setattr("ssd_compiler.stages.measure_latency", dense)
+    monkeypatch.setattr("ssd_compiler.stages.with_light", copies)
+    with pytest.raises(UserError, match="--coarse latencies"):
+        stages.latency()
+    stages.patience = Patience(60.0, coarse=True)
+    table = stages.latency()
+    assert table.mlp.tolist() == pytest.approx(sound.mlp.tolist(), rel=1e-5)
+    assert table.light
+    assert broken_law(table) is not None
+    assert measured == ["dense"]
 
 
 def test_a_base_of_another_quantisation_is_not_extended(stages: Stages) -> None:
