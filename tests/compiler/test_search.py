@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,25 @@ def test_no_row_is_replayed_twice(reference: ReferenceStates, monkeypatch: pytes
     for whole, part in zip(traces, some.rated[WEAK].traces, strict=True):
         assert (whole.matches == part.matches).all()
         assert np.allclose(whole.confidence, part.confidence, atol=1e-5)
+
+
+def test_a_mask_of_a_mixture_is_not_set_aside_before_every_domain_was_looked_at(
+    reference: ReferenceStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second mask fails in one domain of four, and is the best in the others."""
+
+    def replayed(decoder: Decoder, part: ReferenceStates, mask: SubLayerPlan, block: int) -> list[Trace]:
+        easy = [group.cache is not reference.groups[0].cache for group in part.groups]
+        right = [np.arange(32) % 4 == 0 if mask == WEAK else np.full(32, each) for each in easy]
+        return [Trace(matches, matches.astype(float)) for matches in right]
+
+    monkeypatch.setattr("ssd_compiler.search.evaluate.replay_mask", replayed)
+    other = SubLayerPlan.of(8, set(WEAK) ^ {0})
+    for look, complete in ((1, False), (4, True)):
+        some = replace(evaluator(reference, 99), look=look)
+        some.rate(WEAK, "x")
+        assert some.rate(other, "x").complete is complete
+    assert some.best().mask == other
 
 
 def test_no_time_at_all_still_gives_a_frontier(reference: ReferenceStates) -> None:

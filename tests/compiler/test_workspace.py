@@ -166,3 +166,7 @@ def test_searches_share_the_budget_and_those_by_the_clock_an_hour_without_one(
         SearchStage(*given).search("a", [Sample([1], [2], {}, [])])
     bounds = caught.value.args[0]
     assert (bounds.method, bounds.seconds, bounds.evaluations) == (method, seconds, evaluations)
+    assert bounds.look == 1
+    with pytest.raises(FoundError) as caught:
+        SearchStage(*given).search("mix", [Sample([1], [2], {}, [])])
+    assert caught.value.args[0].look == 2, "a mask is looked at in every domain"

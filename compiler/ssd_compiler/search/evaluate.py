@@ -49,6 +49,8 @@ class Evaluator:
     most: int
     deadline: float
     tick: Tick
+    look: int = 1
+    """Least sequences that a mask is replayed on before it may be set aside."""
     began: float = field(default_factory=perf_counter)
     rated: dict[SubLayerPlan, Rated] = field(default_factory=dict)
     forwards: float = 0.0
@@ -80,7 +82,7 @@ class Evaluator:
         known = self.rated.get(mask)
         if known is not None:
             return known
-        first, others = self.reference.split(max(1, len(self.reference.groups) // 4))
+        first, others = self.reference.split(max(self.look, len(self.reference.groups) // 4))
         traces = self._replayed(mask, first)
         rated = self._far_behind(mask, origin, traces) if others.groups else None
         if rated is None:

@@ -47,13 +47,17 @@ weak one by one, no refinement has added more than two percent; where they matte
 
 @dataclass(frozen=True, slots=True)
 class SearchBounds:
-    """Limits of a search: evaluations, seconds, the random seed, the assumed draft length and the method."""
+    """Limits of a search: evaluations, seconds, the random seed, the assumed draft length and the method.
+
+    `look` is the evaluator's.
+    """
 
     evaluations: int
     seconds: float
     seed: int
     block: int
     method: SearchMethod = "both"
+    look: int = 1
 
     @property
     def reserved(self) -> int:
@@ -103,6 +107,7 @@ def search(
         most=bounds.evaluations,
         deadline=began + bounds.seconds,
         tick=tick,
+        look=bounds.look,
         began=began,
     )
     layers = decoder.shape.num_layers

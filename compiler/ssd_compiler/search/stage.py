@@ -64,6 +64,8 @@ class SearchStage:
             seed=settings.seed,
             block=settings.block,
             method=settings.search,
+            # The samples of a mixture are one of each domain in turn, and a mask may suit some domains alone.
+            look=len(settings.new_domains) if name == MIXTURE else 1,
         )
 
         def announce(oracle_speedup: float, predicted: float, worthwhile: bool) -> None:
@@ -148,10 +150,7 @@ def measured_on(latency: LatencyTable) -> str:
 
 
 def mixture_of(domains: Sequence[Sequence[Sample]]) -> list[Sample]:
-    """The samples that the mixture is searched on: equally many of each domain, one of each in turn.
-
-    A search looks at the first ones before it goes on with a mask, and every domain has to be among those.
-    """
+    """The samples that the mixture is searched on: equally many of each domain, one of each in turn."""
     counts = [len(samples) for samples in domains]
     share = min(*counts, max(1, max(counts) // len(counts)))
     return [sample for turn in zip(*(samples[:share] for samples in domains), strict=True) for sample in turn]
