@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -13,8 +13,11 @@ from torch import Tensor
 from ssd_compiler.progress import Tick
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.loop import decode
+from ssd_runtime.engine.job import Job
+from ssd_runtime.engine.loop import decoding
+from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
+from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.sampling.argmax import argmax
@@ -76,23 +79,31 @@ def continue_prompts(
     tick: Tick,
     sampling: SamplingParams = GREEDY,
 ) -> list[dict[str, Any]]:
-    """Continue the prompts with the full model.
+    """Continue the prompts with the full model, all at once: a step of many sequences takes little more than of one.
 
     Returns continuations, routing features and successor candidates as plain JSON for `samples_of`. `tick` is called
     after each prompt.
     """
     shared = SharedPrefix(decoder, prompts, sampling)
-    found = []
+    scheduler = Scheduler(decoder, len(prompts), cache_bytes=0)  # the sessions have memory of their own
+    begun = list[tuple[Prefill, Successors, Job[Generation]]]()
     for ids in prompts:
         session, prompt = shared.prefill(ids)
         successors = Successors()
-        generation = decode(session, prompt, PlainPlanner(successors), Limits(new_tokens, eos))
-        sample = Sample(
-            prompt=ids, continuation=generation.token_ids, features=features(prompt), successors=successors.rows()
-        )
-        found.append(asdict(sample))
-        tick()
-    return found
+        work = decoding(session, prompt, PlainPlanner(successors), Limits(new_tokens, eos))
+        begun.append((prompt, successors, scheduler.add(session, work, session.ids)))
+    while scheduler.running or scheduler.waiting:
+        for _ in scheduler.step():
+            tick()
+    return [
+        {
+            "prompt": ids,
+            "continuation": job.ended().token_ids,
+            "features": features(prompt),
+            "successors": successors.rows(),
+        }
+        for ids, (prompt, successors, job) in zip(prompts, begun, strict=True)
+    ]
 
 
 @torch.inference_mode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,24 @@ def test_continuations_are_what_the_runtime_would_answer() -> None:
         whole = model.generate(torch.tensor([ids]), max_new_tokens=21, do_sample=False, eos_token_id=None)[0].tolist()
         assert ids + sample.continuation == whole
     assert found != continue_prompts(decoder, prompts, 21, frozenset(), lambda: None)
+
+
+def test_all_prompts_are_continued_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, prompts = Decoder(tiny_model("llama", seed=3)), [[1, 2, 3, 4], [1, 2, 9], [5], [7, 7]]
+    alone = [continue_prompts(decoder, [ids], 21, frozenset(), lambda: None)[0] for ids in prompts]
+    rows, ticks, run = list[int](), list[int](), Decoder.run
+
+    def watched(self: Decoder, x: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        rows.append(len(x))
+        return run(self, x, *given, **named)
+
+    monkeypatch.setattr(Decoder, "run", watched)
+    found = continue_prompts(decoder, prompts, 21, frozenset(), lambda: ticks.append(1))
+    assert rows[-20:] == [len(prompts)] * 20
+    assert len(ticks) == len(prompts)
+    for one, other in zip(found, alone, strict=True):
+        assert one["continuation"] == other["continuation"]
+        assert one["successors"] == other["successors"]
 
 
 def groups(sizes: list[int], spread: float = 0.3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
