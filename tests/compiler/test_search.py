@@ -21,6 +21,7 @@ from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.projections import LightCopies
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from tests.models import tiny_model
@@ -106,6 +107,23 @@ def test_bayesian_search_improves_on_where_it_starts(reference: ReferenceStates)
     optimise(some, seed=0)
     assert some.best().speedup > before
     assert len(some.rated) <= 60
+
+
+def test_a_search_gathers_the_precisions_of_a_model_once(
+    reference: ReferenceStates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered, bits_of_each = list[int](), LightCopies.bits_of_each
+
+    def watched(self: LightCopies) -> list[tuple[int, ...]]:
+        gathered.append(1)
+        return bits_of_each.fget(self)  # type: ignore[attr-defined, no-any-return]
+
+    monkeypatch.setattr(LightCopies, "bits_of_each", property(watched))
+    some = evaluator(reference, 20)
+    some.rate(SubLayerPlan.of(8, {3}), "start")
+    known = len(gathered)
+    optimise(some, seed=0)
+    assert len(gathered) == known <= 2
 
 
 def test_bounds_hold(reference: ReferenceStates) -> None:

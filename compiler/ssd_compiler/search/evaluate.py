@@ -55,17 +55,20 @@ class Evaluator:
     rated: dict[SubLayerPlan, Rated] = field(default_factory=dict)
     forwards: float = 0.0
     progress: list[tuple[float, float]] = field(default_factory=list)
+    usual: SubLayerPlan = field(init=False)
+    """The draft that skips nothing, on the model's light copies if it has any."""
+    _copies: Sequence[tuple[int, ...]] = field(init=False)
+    """The bits of the copies of each sub-layer and, last, of the head."""
 
-    @property
-    def usual(self) -> SubLayerPlan:
-        """The draft that skips nothing, on the model's light copies if it has any."""
-        return self.decoder.light.mask
+    def __post_init__(self) -> None:
+        # Both are gathered from every projection of the model, and a search asks for them thousands of times.
+        self.usual = self.decoder.light.mask
+        self._copies = self.decoder.light.bits_of_each
 
     def precisions(self, sublayers: Collection[int]) -> list[int]:
         """The bits that all of these sub-layers may have besides the usual ones; 2L is the head."""
-        copies = self.decoder.light.bits_of_each
         usual = {self.usual.bits_of(index) for index in sublayers}
-        common = [bits for bits in BITS if all(bits in copies[index] for index in sublayers)]
+        common = [bits for bits in BITS if all(bits in self._copies[index] for index in sublayers)]
         return [bits for bits in (*common, FULL) if usual != {bits}]
 
     @property
