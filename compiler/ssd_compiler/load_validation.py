@@ -8,9 +8,8 @@ from itertools import cycle, islice
 from time import perf_counter
 
 from ssd_artifacts.domain_config import LoadValidation
-from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.progress import Tick
-from ssd_compiler.validate import Confirmed, constant, require_same
+from ssd_compiler.validate import Confirmed, Held, constant, prefilled, require_same
 from ssd_profiles.intervals import speedup, speedup_interval
 from ssd_runtime.engine.loop import decoding
 from ssd_runtime.engine.output.output import Limits
@@ -19,14 +18,10 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.plan import PlainPlanner, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
-from ssd_runtime.sequence.prefill import Prefill
-from ssd_runtime.sequence.session import Session
 
 ROUNDS = 3
 MOST_TOKENS = 64
 """New tokens per prompt: with several prompts at once, fewer tell as much."""
-
-Held = Sequence[tuple[Session, Prefill]]
 
 
 def validate_under_load(
@@ -46,18 +41,15 @@ def validate_under_load(
     short = replace(limits, max_new_tokens=min(limits.max_new_tokens, MOST_TOKENS))
     found = list[LoadValidation]()
     for sequences in concurrency:
-        shared = SharedPrefix(decoder, prompts, sampling)
         asked = list(islice(cycle(prompts), max(sequences, len(prompts))))
-        held = [shared.prefill(ids) for ids in asked]
-        found.append(_measured(decoder, asked, held, confirmed.option, sequences, short))
+        held = prefilled(decoder, asked, sampling)
+        found.append(_measured(decoder, held, confirmed.option, sequences, short))
         tick()
     validation = confirmed.validation.model_copy(update={"under_load": tuple(found)})
     return replace(confirmed, validation=validation)
 
 
-def _measured(
-    decoder: Decoder, prompts: Sequence[list[int]], held: Held, option: Option, sequences: int, limits: Limits
-) -> LoadValidation:
+def _measured(decoder: Decoder, held: Held, option: Option, sequences: int, limits: Limits) -> LoadValidation:
     ways: dict[str, Callable[[], Planner]] = {"plain": PlainPlanner, "masked": constant(option)}
     taken: dict[str, list[float]] = {name: [] for name in ways}
     outputs = dict[str, list[list[int]]]()
@@ -66,7 +58,7 @@ def _measured(
         for name in ("plain", "masked") if number % 2 == 0 else ("masked", "plain"):
             outputs[name], seconds = _decoded(decoder, held, ways[name], sequences, limits)
             taken[name].append(seconds)
-    for ids, (session, _), expected, got in zip(prompts, held, outputs["plain"], outputs["masked"], strict=True):
+    for (ids, session, _), expected, got in zip(held, outputs["plain"], outputs["masked"], strict=True):
         require_same(session, ids, expected, got)
     interval = speedup_interval(taken["plain"], taken["masked"])
     assert interval is not None, "two rounds at least"
@@ -86,7 +78,7 @@ def _decoded(
     told = list[int]()
     jobs = [
         scheduler.add(session, decoding(session, prompt, make(), limits, told.extend), session.ids)
-        for session, prompt in held
+        for _, session, prompt in held
     ]
     seconds = per_token = 0.0
     while scheduler.running or scheduler.waiting:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 
 from ssd_artifacts.domain_config import Choice, Validation
@@ -20,10 +19,13 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import Option
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 
 Contenders = Mapping[str, Callable[[], Planner]]
 """Names, each with a maker of one request's planner."""
+Held = Sequence[tuple[list[int], Session, Prefill]]
+"""Prompts, prefilled once for all that decode after them."""
 ENOUGH = 4
 """Fewest prompts of which some choose among the finalists; with fewer, all measure the first finalist."""
 ROUNDS = 3
@@ -64,17 +66,17 @@ def validate(
     options = dict(finalists)
     asked = len(prompts) // 3 if len(options) > 1 and len(prompts) >= ENOUGH else 0
     contenders: dict[str, Callable[[], Planner]] = {str(i): constant(option) for i, option in options.items()}
-    timed = partial(_timed, sampling=sampling)
-    trial = timed(decoder, prompts[:asked], contenders, limits, tick) if asked else {}
+    held = prefilled(decoder, prompts, sampling)
+    trial = _timed(held[:asked], contenders, limits, tick) if asked else {}
     pace = {name: _seconds_per_token(runs) for name, runs in trial.items()}
     best = min(pace, key=lambda name: pace[name]) if pace else str(finalists[0][0])
     measured: Contenders = {"plain": PlainPlanner, "masked": contenders[best]}
-    runs = timed(decoder, prompts[asked:], measured, limits, tick)
+    runs = _timed(held[asked:], measured, limits, tick)
     for _ in range(ROUNDS - 1):
         if _is_narrow(_figures(runs["plain"], runs["masked"])):
             break
         before = _seconds(runs)
-        again = timed(decoder, prompts[asked:], measured, limits, lambda: None)
+        again = _timed(held[asked:], measured, limits, lambda: None)
         runs = {name: _quickest(runs[name], again[name]) for name in runs}
         if _seconds(runs) > SETTLED * before:
             break
@@ -94,7 +96,7 @@ def timed_speedup(
 
     Raises UserError if their outputs differ by more than a rounding tie.
     """
-    first, second = _timed(decoder, prompts, contenders, limits, tick, sampling).values()
+    first, second = _timed(prefilled(decoder, prompts, sampling), contenders, limits, tick).values()
     return _figures(first, second)
 
 
@@ -113,20 +115,17 @@ def constant(option: Option) -> Callable[[], Planner]:
     return lambda: ConstantPlanner(plan)
 
 
-def _timed(
-    decoder: Decoder,
-    prompts: Sequence[list[int]],
-    contenders: Contenders,
-    limits: Limits,
-    tick: Tick,
-    sampling: SamplingParams,
-) -> dict[str, list[Generation]]:
-    """Decode every prompt with every contender, after one short warm-up; the order changes from prompt to prompt."""
+def prefilled(decoder: Decoder, prompts: Sequence[list[int]], sampling: SamplingParams) -> Held:
+    """Prefill the prompts, each in a session of its own."""
     shared = SharedPrefix(decoder, prompts, sampling)
+    return [(ids, *shared.prefill(ids)) for ids in prompts]
+
+
+def _timed(held: Held, contenders: Contenders, limits: Limits, tick: Tick) -> dict[str, list[Generation]]:
+    """Decode every prompt with every contender, after one short warm-up; the order changes from prompt to prompt."""
     runs: dict[str, list[Generation]] = {name: [] for name in contenders}
     names = list(contenders)
-    for turn, ids in enumerate(prompts):
-        session, prompt = shared.prefill(ids)
+    for turn, (ids, session, prompt) in enumerate(held):
         if turn == 0:
             for make in contenders.values():
                 decode(session, prompt, make(), Limits(min(8, limits.max_new_tokens), limits.eos_ids))
@@ -155,7 +154,8 @@ def _seconds_per_token(runs: Sequence[Generation]) -> float:
 
 def require_same(session: Session, ids: list[int], expected: list[int], got: list[int]) -> None:
     """Raise UserError where outputs differ by more than a rounding tie."""
-    found = compare(session, ids, expected, got)
+    # In a session of its own, since the prompt in this one may be decoded again.
+    found = compare(Session(session.decoder, session.sampling), ids, expected, got)
     if found.kind is Kind.ERROR:
         raise UserError(
             f"validation: a draft changed new token {found.position}, which no rounding in {session.decoder.rounding} "

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from bench.fixtures.planted import plant
+from ssd_compiler.calibrate import SharedPrefix
 from ssd_compiler.load_validation import validate_under_load
-from ssd_compiler.validate import Contenders, validate
+from ssd_compiler.validate import Contenders, Held, validate
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.tree import Draft
@@ -18,6 +19,8 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.verification import Accepted
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
+from ssd_runtime.sequence.prefill import Prefill
+from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
@@ -45,8 +48,23 @@ def test_figures_are_those_of_prompts_that_have_not_chosen() -> None:
     assert len(ticks) == 4
 
 
+def test_prompts_are_prefilled_once_however_often_they_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    prefilled, prefill = list[list[int]](), SharedPrefix.prefill
+
+    def watched(self: SharedPrefix, ids: list[int]) -> tuple[Session, Prefill]:
+        prefilled.append(ids)
+        return prefill(self, ids)
+
+    monkeypatch.setattr(SharedPrefix, "prefill", watched)
+    for name, bound in (("NARROW", 0.0), ("SETTLED", 2.0)):
+        monkeypatch.setattr(f"ssd_compiler.validate.{name}", bound)
+    found = validate(DECODER, PROMPTS, [(5, option(WEAK, 0.95))], Limits(20), lambda: None)
+    assert found.validation.identical
+    assert prefilled == PROMPTS
+
+
 def test_an_output_cut_short_by_a_near_tie_counts_by_its_own_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    def timed(_: object, prompts: list[list[int]], contenders: Contenders, *__: object, **___: object) -> Timed:
+    def timed(prompts: Held, contenders: Contenders, *_: object) -> Timed:
         """A step takes a second, whoever makes it."""
         lengths = {"masked": 11}
         return {
