@@ -62,13 +62,13 @@ def _entries(domain: DomainConfig, num_layers: int) -> tuple[Entry, ...]:
 
 
 def _correction(domain: DomainConfig, num_layers: int, latency: LatencyTable) -> float | None:
-    """Tokens/s by the acceptance in validation ÷ by the profile, at the domain's context; None without a validation.
+    """Tokens/s by the acceptance in validation ÷ by the profile, at the domain's context; None if none drafted.
 
     Only acceptance is compared: it belongs to the model, while times of a validation belong to its machine and moment.
     """
     choice = domain.choice
     validation = domain.validation
-    if validation is None or choice is None:
+    if validation is None or choice is None or not validation.mean_acceptance_length:  # of answers of one token
         return None
     costs = CostModel(latency)
     entry = domain.frontier[choice.entry]

@@ -117,7 +117,8 @@ def test_promises_are_corrected_by_what_was_accepted_in_validation_and_not_by_it
         # As many draft steps as promised, half of them right: as much time for fewer tokens.
         fewer = less[0] / tokens
         assert found == pytest.approx([1.0, fewer, (1.0 + fewer) / 2], rel=1e-3)
-    assert Frontier.of_all({"mix": record("mix", {(2, 3): 0.9})}, LAYERS, table)["mix"].correction == 1.0
+    for untold in (record("mix", {(2, 3): 0.9}), record("mix", {(2, 3): 0.9}, 1.0, accepted=(0.0, 0.0))):
+        assert Frontier.of_all({"mix": untold}, LAYERS, table)["mix"].correction == 1.0
 
 
 def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
