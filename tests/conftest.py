@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.clocks import take_any_machine
 from tests.compiled import seeded
+
+if TYPE_CHECKING:
+    from ssd_runtime.loading.loaded_model import LoadedModel
 
 # Models run in these tests on machines that others use too: no example has a deadline. CI draws the same examples in
 # every run, so that it fails by what has changed and not by luck; developers' runs draw new ones.
@@ -57,3 +61,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.folders import save_tiny_model  # imports transformers, which not all tests need
 
     return save_tiny_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> LoadedModel:
+    """The tiny model, as a user has it who called transformers."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ssd_runtime.loading.loaded_model import LoadedModel
+
+    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))

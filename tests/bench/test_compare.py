@@ -22,7 +22,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine
 from ssd_runtime.planning.settings import AutoSettings
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 from tests.serving import tiny_engine
 
 
@@ -80,9 +80,10 @@ def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.usefixtures("made_up_latencies")
-def test_a_comparison_checks_every_output_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_checks_every_output_and_goes_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a peer that drops tokens and one that is not installed."""
-    folder = save_tiny_model(tmp_path / "model")
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"prompt": text, "category": text[:2]}) for text in TEXTS))
 
@@ -151,10 +152,9 @@ def test_every_round_has_prompts_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("made_up_latencies")
-def test_requests_at_once(tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_at_once(folder: Path, tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Continuous batching takes longer to start than all the rest.
     monkeypatch.setattr(at_once, "continuous", lambda _: 1 / 0)
-    folder = save_tiny_model(tmp_path / "model")
     out = tmp_path / "out"
     options = ["--model", str(folder), "--prompts", str(prompts), "--at", "1,2", "--max-new-tokens", "5"]
     for rounds in ("1", "2"):
@@ -172,9 +172,9 @@ def test_requests_at_once(tmp_path: Path, prompts: Path, monkeypatch: pytest.Mon
     assert against([row for row in rows if row.category == "1 at once"], "plain", "auto") is not None
 
 
-def test_both_ways_are_measured_on_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_are_measured_on_every_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "MAX_NEW_TOKENS", 12)
-    engine = tiny_engine(save_tiny_model(tmp_path / "model"))
+    engine = tiny_engine(folder)
     contenders = [
         Contender("guesses alone", engine, AutoSettings(light=0)),
         Contender("auto", engine, AutoSettings(light=0)),

@@ -15,7 +15,7 @@ from bench.harness.turns import decode_in_turn
 from bench.llama_cpp import LLAMA, SPECULATIONS, serving, tell, version
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 from tests.serving import tiny_engine
 
 SERVER = """
@@ -72,9 +72,11 @@ def test_a_servers_build_is_known(tmp_path: Path) -> None:
         version(tmp_path / "none")
 
 
-def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_is_named(tmp_path: Path) -> None:
+def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_is_named(
+    folder: Path, tmp_path: Path
+) -> None:
     asked = list[tuple[str, tuple[int, ...]]]()
-    engine = tiny_engine(save_tiny_model(tmp_path / "model"))
+    engine = tiny_engine(folder)
     slow, fast = f"{LLAMA} {SPECULATIONS[0]}", f"{LLAMA} {SPECULATIONS[1]}"
     seconds = {LLAMA: 0.5, slow: 1.0, fast: 0.25}
 

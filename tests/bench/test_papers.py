@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +20,7 @@ from bench.papers.page import PAGE, page
 from bench.papers.parts import LATE, PARTS, Comparison, quick_parts
 from bench.papers.scoreboard import Claim, Look, measured_once, verdict
 from ssd_runtime.planning.registry import check_strategy, read_settings
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 
 NAMES = {part.name for part in PARTS}
 BUNDLE = MadeBundle("demo", "demo", "cnn")
@@ -42,14 +45,15 @@ def test_the_quick_mode_asks_the_same_contenders_of_one_bundle_on_fewer_prompts(
 
 
 def test_the_committed_page_has_every_claim_with_its_figures() -> None:
-    text = page(read_outcomes(), packages_digest())
+    outcomes = read_outcomes()
+    text = page(outcomes, packages_digest())
     written = PAGE.read_text(encoding="utf-8")
     # Whether figures are stale depends on the packages, which change without the page.
     assert text.replace("; stale", "") == written.replace("; stale", ""), "run python -m bench.papers"
     for claim in CLAIMS:
         row = next(line for line in text.splitlines() if line.startswith(f"| {claim.says} |"))
         assert claim.reason in row
-        found = verdict(claim, Look(read_outcomes()))
+        found = verdict(claim, Look(outcomes))
         assert (found == "cannot be tried here") == (not claim.holds)
         assert (found == "not tried") == (claim.holds == (untried,))
 
@@ -120,8 +124,18 @@ def test_only_an_outcome_of_these_contenders_and_this_bundle_is_current() -> Non
     assert not part.is_current(outcome("x", settings=settings | {"bundle": "another"}))
 
 
-def test_a_comparison_is_measured_by_the_command(tmp_path: Path) -> None:
-    model = str(save_tiny_model(tmp_path / "model"))
+def test_a_comparison_is_measured_by_the_command(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in this process, which saves the seconds that its imports take."""
+
+    def run(command: list[str], **_: bool) -> SimpleNamespace:
+        assert command[1] == "-m"
+        monkeypatch.setattr(sys, "argv", command[2:])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_module(command[2], run_name="__main__")
+        return SimpleNamespace(returncode=ended.value.code)
+
+    monkeypatch.setattr("bench.papers.parts.subprocess", SimpleNamespace(run=run))
+    model = str(folder)
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in TEXTS[:2]))
     bundle = MadeBundle(model, model, "cnn")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from bench.harness.contenders import Timed, ours
 from bench.harness.pricing import PricedPlanner, priced
@@ -18,7 +17,6 @@ from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.sequence.session import Session
-from tests.folders import save_tiny_model
 from tests.tables import latency_table
 
 PROMPTS = [[1 + i, 2, 3][: 2 + i % 2] for i in range(3)]
@@ -28,9 +26,7 @@ NEW = 24
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    folder = save_tiny_model(tmp_path_factory.mktemp("model"))
-    loaded = LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
+def engine(loaded: LoadedModel) -> Engine:
     made = Engine(loaded)
     made.latency = latency_table(made.decoder.shape.num_layers, per_token=0.0)
     return made

@@ -20,12 +20,11 @@ from ssd_profiles.domain import domain_names, load_domain, starter_set
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.models import load_model
-from tests.folders import save_tiny_model
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_model(str(save_tiny_model(tmp_path_factory.mktemp("model"))), "cpu")
+def loaded(folder: Path) -> LoadedModel:
+    return load_model(str(folder), "cpu")
 
 
 @pytest.fixture(autouse=True)

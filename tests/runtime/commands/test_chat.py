@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +12,14 @@ from ssd_profiles.errors import UserError
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.commands.chat import Chat
 from ssd_runtime.sequence.prompt_states import BLOCK
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
+
+pytestmark = pytest.mark.usefixtures("made_up_latencies")
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return Engine.open(model=str(save_tiny_model(tmp_path_factory.mktemp("talk") / "model")), device="cpu")
+def engine(folder: Path) -> Engine:
+    return Engine.open(model=str(folder), device="cpu")
 
 
 def test_the_next_turn_runs_only_what_is_new(engine: Engine) -> None:

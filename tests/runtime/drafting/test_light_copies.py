@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.masked import Masked
@@ -22,7 +21,6 @@ from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import light_kernels, most_bytes
-from tests.folders import save_tiny_model
 from tests.light import IDS, LIMITS, drafted, lightened, logits_of
 from tests.models import tiny_model
 
@@ -106,12 +104,6 @@ def test_the_condition_of_copies_that_does_not_hold_is_said() -> None:
         for name, settings in (("light", []), ("swift", ["light=0.5"])):
             with pytest.raises(UserError, match=f"there is no light copy of this model's weights: {says}"):
                 make_strategy(name, read_settings(name, settings), decoder, None, None)
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder = save_tiny_model(tmp_path_factory.mktemp("model"))
-    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
 @pytest.mark.usefixtures("made_up_latencies")

@@ -27,12 +27,6 @@ QUESTION = "How many loaves did the baker count?"
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path) -> LoadedModel:
-    """As a user has it who called transformers."""
-    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
-
-
-@pytest.fixture(scope="module")
 def expected(loaded: LoadedModel) -> list[int]:
     """The output of transformers' `generate`."""
     ids = torch.tensor([loaded.encode([("user", QUESTION)])])

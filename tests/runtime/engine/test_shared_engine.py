@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 from time import perf_counter
 from typing import Any
@@ -18,7 +19,7 @@ from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.turn import Request
 from ssd_runtime.model.cache.slot_ranges import SlotRanges
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 from tests.serving import tiny_engine
 
 THREADS = 8
@@ -29,8 +30,8 @@ LENGTHS = (1, 3, 6)
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return tiny_engine(save_tiny_model(tmp_path_factory.mktemp("shared") / "model"), THREADS)
+def engine(folder: Path) -> Engine:
+    return tiny_engine(folder, THREADS)
 
 
 @pytest.fixture

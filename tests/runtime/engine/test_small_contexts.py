@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import guard_memory
@@ -142,12 +141,6 @@ def test_every_allocators_error_is_one_line(work: Callable[[], object]) -> None:
 def test_other_errors_are_left_alone() -> None:
     with pytest.raises(RuntimeError, match="sizes differ"), guard_memory("testing", CPU):
         raise RuntimeError("sizes differ")
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    folder: Path = save_tiny_model(tmp_path_factory.mktemp("model"))
-    return LoadedModel.of(AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder))
 
 
 @pytest.mark.usefixtures("made_up_latencies")

@@ -39,7 +39,6 @@ from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sampling.params import GREEDY
 from ssd_runtime.sequence.session import Session
 from tests.card import Counts, stand_in
-from tests.folders import save_tiny_model
 from tests.models import tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
@@ -197,8 +196,7 @@ def on_host() -> int:
 
 
 @pytest.mark.usefixtures("made_up_latencies")
-def test_weights_are_loaded_onto_the_card_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = save_tiny_model(tmp_path)
+def test_weights_are_loaded_onto_the_card_one_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     card = stand_in()
     others = on_host()
     most = 0

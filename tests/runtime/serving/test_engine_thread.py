@@ -16,14 +16,14 @@ from ssd_runtime.planning.papers.clasp import ClaspPlanner
 from ssd_runtime.serving.http.engine_thread import FIRST_GUESS, Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.pending import Block, End
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 from tests.serving import Inbox, assert_ended_once, request_for, running, tiny_engine
 from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return tiny_engine(save_tiny_model(tmp_path_factory.mktemp("model")))
+def engine(folder: Path) -> Engine:
+    return tiny_engine(folder)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -25,7 +26,7 @@ from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncode
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
 from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.templates.renderer import TemplateLate
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS
 from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 
 QUESTION = {"role": "user", "content": TEXTS[0]}
@@ -67,8 +68,8 @@ KINDS: list[tuple[type[BaseModel], dict[str, Any], str]] = [
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Service:
-    return tiny_service(tiny_engine(save_tiny_model(tmp_path_factory.mktemp("model"))), template=TEMPLATE)
+def service(folder: Path) -> Service:
+    return tiny_service(tiny_engine(folder), template=TEMPLATE)
 
 
 @pytest.fixture(scope="module")
