@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.fixtures.planted import plant
-from ssd_compiler.calibrate import Sample, continue_prompts, reference_states, samples_of
+from ssd_compiler.calibrate import Sample, reference_states
 from ssd_compiler.exits.fitting import Regression, exit_layers, fit_exits
 from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, exit_traces, tune_exits
 from ssd_profiles.errors import UserError
@@ -22,6 +22,7 @@ from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
+from tests.references import generated
 from tests.tables import latency_table
 
 # Half of the eight layers do nothing.
@@ -33,7 +34,7 @@ LAYERS = (2, 4, 6)
 @pytest.fixture(scope="module")
 def samples() -> list[Sample]:
     prompts = [[1 + (7 * i + j) % 90 for j in range(6 + i)] for i in range(8)]
-    return samples_of(continue_prompts(DECODER, prompts, 40, frozenset(), lambda: None), "test")
+    return generated(DECODER, prompts, 40)
 
 
 def test_layers_are_spread_and_leave_out_the_last() -> None:
@@ -77,7 +78,7 @@ def test_where_later_layers_do_nothing_the_fit_leaves_states_alone() -> None:
     """Every layer behind the first is weak: an exit there says what the model says."""
     one = tiny_model("qwen3", seed=4, num_hidden_layers=1, max_position_embeddings=256)
     decoder = Decoder(plant(one, 0.0, 3)[0])
-    found = samples_of(continue_prompts(decoder, [[1, 2, 3], [9, 8]], 40, frozenset(), lambda: None), "test")
+    found = generated(decoder, [[1, 2, 3], [9, 8]], 40)
     exits = fit_exits(decoder, found, found, (1, 2), lambda: None)
     assert np.abs(exits.weights - np.eye(32)).max() < 1e-3
     traces = exit_traces(ExitHeads(decoder, exits), reference_states(decoder, found), (1, 2), 4)

@@ -13,7 +13,6 @@ import torch
 from transformers import PreTrainedModel
 
 from bench.fixtures.planted import add_biases, plant, plant_at
-from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
 from ssd_compiler.search.bayesian import optimise
 from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
@@ -25,6 +24,7 @@ from ssd_runtime.model.projections import LightCopies
 from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from tests.models import tiny_model
+from tests.references import FOUR, referenced
 from tests.tables import latency_table, with_light_costs
 
 MODEL, WEAK = plant(tiny_model("llama", seed=6, max_position_embeddings=256), 0.02, 4)
@@ -34,10 +34,7 @@ TABLE = latency_table(8, per_token=1e-6)
 
 @pytest.fixture(scope="module")
 def reference() -> ReferenceStates:
-    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
-    return reference_states(
-        DECODER, samples_of(continue_prompts(DECODER, prompts, 33, frozenset(), lambda: None), "test")
-    )
+    return referenced(DECODER, FOUR, 33)
 
 
 def run(reference: ReferenceStates) -> tuple[SearchResult, list[bool]]:
@@ -80,9 +77,7 @@ def test_no_entry_of_a_frontier_beats_another_in_everything(found: tuple[SearchR
 def test_a_model_without_spare_layers_is_a_no(reference: ReferenceStates) -> None:
     model = tiny_model("llama", seed=6, max_position_embeddings=256)
     decoder = Decoder(model)
-    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(2)]
-    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
-    own = reference_states(decoder, samples_of(found, "test"))
+    own = referenced(decoder, FOUR[:2], 33)
     said: list[bool] = []
     result = search(
         decoder, own, latency_table(4), 60, SearchBounds(60, float("inf"), 0, 8), lambda: None,
@@ -198,8 +193,7 @@ def test_every_few_rows_are_some_of_each_group(reference: ReferenceStates) -> No
 @pytest.mark.parametrize("layers", [1, 2])
 def test_models_of_one_or_two_layers(layers: int, method: SearchMethod) -> None:
     decoder = Decoder(tiny_model("llama", num_hidden_layers=layers))
-    found = continue_prompts(decoder, [[1, 2, 3]], 9, frozenset(), lambda: None)
-    own = reference_states(decoder, samples_of(found, "test"))
+    own = referenced(decoder, [[1, 2, 3]], 9)
     bounds = SearchBounds(12, float("inf"), 0, 8, method)
     result = search(decoder, own, latency_table(layers), 20, bounds, lambda: None, lambda *_: None)
     assert all(entry.mask.strip("0") for entry in result.frontier)
@@ -237,9 +231,7 @@ def pairs() -> tuple[Decoder, ReferenceStates, SubLayerPlan]:
     """A model with four pairs of layers whose MLPs cancel."""
     model, weak = plant_pairs(tiny_model("llama-biases", seed=6, max_position_embeddings=256), 4, 1.0)
     decoder = Decoder(model)
-    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
-    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
-    return decoder, reference_states(decoder, samples_of(found, "test")), weak
+    return decoder, referenced(decoder, FOUR, 33), weak
 
 
 def searched(
@@ -305,9 +297,7 @@ def test_a_search_by_the_clock_ends_at_its_deadline(
 def lit() -> tuple[Decoder, ReferenceStates]:
     decoder = Decoder(MODEL)
     decoder.lighten("auto")
-    prompts = [[1 + i, 2, 3 + 2 * i] for i in range(4)]
-    found = continue_prompts(decoder, prompts, 33, frozenset(), lambda: None)
-    return decoder, reference_states(decoder, samples_of(found, "test"))
+    return decoder, referenced(decoder, FOUR, 33)
 
 
 LIT = with_light_costs(TABLE, 0.5, (8, 4))

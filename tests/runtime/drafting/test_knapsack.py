@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
 from bench.fixtures.planted import plant
-from ssd_compiler.calibrate import continue_prompts, reference_states, samples_of
+from ssd_compiler.calibrate import reference_states
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.loop import generate
@@ -24,6 +25,7 @@ from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
 from tests.models import ALIKE, HYBRIDS, SHARING, tiny_model
+from tests.references import generated, referenced
 from tests.tables import latency_table, with_light_costs
 
 MODEL, WEAK = plant(tiny_model("qwen3", seed=4, max_position_embeddings=256), 0.02, 4)
@@ -32,8 +34,7 @@ DECODER = Decoder(MODEL)
 
 @pytest.fixture(scope="module")
 def reference() -> ReferenceStates:
-    found = continue_prompts(DECODER, [[1, 2, 3], [4, 5, 9, 8, 7]], 33, frozenset(), lambda: None)
-    return reference_states(DECODER, samples_of(found, "test"))
+    return referenced(DECODER, [[1, 2, 3], [4, 5, 9, 8, 7]], 33)
 
 
 def search(decoder: Decoder, rows: ReferenceStates, weights: Weights, **options: Any) -> list[Candidate]:
@@ -141,9 +142,9 @@ REPLAY_MODEL, REPLAY_WEAK = plant(tiny_model("qwen2", seed=2, max_position_embed
 REPLAY_DECODER = Decoder(REPLAY_MODEL)
 
 
+@cache
 def references(decoder: Decoder = REPLAY_DECODER) -> tuple[list[list[int]], ReferenceStates]:
-    found = continue_prompts(decoder, [[1, 2, 3], [1, 2, 9, 8, 7]], 41, frozenset(), lambda: None)
-    samples = samples_of(found, "test")
+    samples = generated(decoder, [[1, 2, 3], [1, 2, 9, 8, 7]], 41)
     return [sample.prompt + sample.continuation for sample in samples], reference_states(decoder, samples)
 
 
