@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,13 +44,9 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 @pytest.fixture
 def made_up_latencies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines plan with made-up latencies: measuring a device takes seconds."""
-    from ssd_runtime.profiling.latency import device_key
-    from tests.tables import latency_table
+    from tests.tables import table_of
 
-    monkeypatch.setattr(
-        "ssd_runtime.engine.latency_tables.measure_latency",
-        lambda decoder, **_: replace(latency_table(decoder.shape.num_layers), device=device_key(decoder)),
-    )
+    monkeypatch.setattr("ssd_runtime.engine.latency_tables.measure_latency", lambda decoder, **_: table_of(decoder))
     monkeypatch.setattr("ssd_runtime.engine.latency_tables.others_during", lambda seconds: 0.0)
 
 

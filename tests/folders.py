@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -40,3 +41,11 @@ def save_tiny_model(folder: Path, weak: int = 4, epsilon: float = 0.02, context:
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
+
+
+def write_prompts(path: Path, text: str, count: int = 14, **more: str) -> Path:
+    """Write a file of prompts, each some words of a text."""
+    words = text.split()
+    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i]), **more}) for i in range(count)]
+    path.write_text("\n".join(lines))
+    return path

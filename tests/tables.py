@@ -10,6 +10,8 @@ import numpy as np
 from ssd_profiles.acceptance import AcceptanceProfile, Trace
 from ssd_profiles.latency import DeviceKey, LatencyTable
 from ssd_profiles.light_costs import LightCosts
+from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.latency import device_key
 
 DEVICE = DeviceKey("Test Device (R) 2", 2, "2.0", "float32", "packed", 1)
 
@@ -30,6 +32,11 @@ def latency_table(
         np.full(queries.shape, 2e-4),
         {"full": np.full((3, 6), 0.1), **dict.fromkeys(("mlp", "head", "step"), np.full(6, 0.1))},
     )
+
+
+def table_of(decoder: Decoder) -> LatencyTable:
+    """A made-up table of a decoder on this device."""
+    return replace(latency_table(decoder.shape.num_layers), device=device_key(decoder))
 
 
 def with_curve(table: LatencyTable, row: float = 1.0, sequence: float = 1e-4) -> LatencyTable:

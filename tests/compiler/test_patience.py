@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.manifest import MAX_DOMAINS, MAX_TABLES
 from ssd_compiler.cli import _check
 from ssd_compiler.patience import LOOK_SECONDS, Patience
-from ssd_compiler.progress import Reporter, Tick
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_compiler.workspace import Workspace
@@ -26,8 +24,9 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.latency import BusyMachineError, device_key
 from tests.bundles import bundle
 from tests.clocks import StandInMachine
+from tests.compiler.notes import Notes
 from tests.models import tiny_model
-from tests.tables import DEVICE, latency_table, with_light_costs
+from tests.tables import DEVICE, latency_table, table_of, with_light_costs
 
 MEASURING = 20.0
 """Seconds that a measurement takes."""
@@ -59,28 +58,6 @@ class Neighbours:
             coarse = replace(latency_table(4), spread={})
             raise BusyMachineError("a step with 1 row takes -970.00 ms and its parts 10.00 ms", self.busy, coarse)
         return latency_table(4)
-
-
-class Notes(Reporter):
-    """Keeps what is said, and counts steps of stages."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-        self.ticks = 0
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    def warn(self, text: str) -> None:
-        self.lines.append(f"warning: {text}")
-
-    @contextmanager
-    def stage(self, title: str, total: int | None) -> Iterator[Tick]:
-        def tick() -> None:
-            self.ticks += 1
-
-        yield tick
 
 
 def test_a_quiet_machine_is_measured_once_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +128,7 @@ def test_a_coarse_table_is_used_if_asked_for_and_never_kept(stages: Stages) -> N
     assert any("coarse latencies, which stay out of the bundle" in line for line in stages.reporter.lines)  # type: ignore[attr-defined]
     assert not list(stages.work.folder.glob("latency*"))  # type: ignore[attr-defined]
     assert bundled(stages, table).latency == {}
-    sound = replace(latency_table(4), device=device_key(stages.decoder))
+    sound = table_of(stages.decoder)
     assert list(bundled(stages, sound).latency) == [sound.device.slug()]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -16,17 +15,16 @@ from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
 
 from ssd_artifacts.bundle import Bundle
 from ssd_compiler.build import compile_bundle
 from ssd_compiler.crew.crew import MakeCrew
-from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
 from ssd_compiler.stages import Stages
 from ssd_profiles.errors import UserError
-from tests.folders import TEXTS, save_tiny_model
-from tests.tables import latency_table
+from tests.compiler.notes import Notes
+from tests.folders import TEXTS, save_tiny_model, write_prompts
+from tests.tables import latency_table, table_of
 
 pytest.importorskip("ray", reason="needs the extra `ray`")
 TIMED = {"validation", "choice", "pays"}
@@ -35,28 +33,10 @@ OURS = latency_table(2).device
 OTHER = replace(OURS, device="another processor")
 
 
-class Notes(Reporter):
-    """Keeps what a compile says."""
-
-    def __init__(self) -> None:
-        super().__init__(Console(quiet=True))
-        self.lines: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.lines.append(text)
-
-    def warn(self, text: str) -> None:
-        self.lines.append(f"warning: {text}")
-
-
 def settings_of(folder: Path) -> CompileSettings:
     """Two domains of a tiny model."""
-    files = []
-    for number, name in enumerate(("one", "two")):
-        words = TEXTS[number].split()
-        path = folder / f"{name}.jsonl"
-        path.write_text("\n".join(json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)))
-        files.append((name, str(path)))
+    texts = zip(("one", "two"), TEXTS, strict=False)
+    files = [(name, str(write_prompts(folder / f"{name}.jsonl", text))) for name, text in texts]
     return CompileSettings(
         model=str(folder / "model"),
         domains=(),
@@ -193,7 +173,7 @@ def test_workers_make_the_bundle_of_one_process(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     save_tiny_model(tmp_path / "model")
     settings = settings_of(tmp_path)
-    monkeypatch.setattr("ssd_compiler.stages.measure_latency", made_up)
+    monkeypatch.setattr("ssd_compiler.stages.measure_latency", table_of)
     monkeypatch.setattr("ssd_compiler.patience.others_during", lambda _: 0.0)
     expected = portable(compile_bundle(settings, tmp_path / "alone", False, Notes()))
 
@@ -219,13 +199,6 @@ def test_workers_make_the_bundle_of_one_process(
     told = [line for line in again.lines if " s, worker " in line]
     assert any(line.startswith("one: search") for line in told)
     assert not any("calibrate" in line for line in told), "it is not done again"
-
-
-def made_up(decoder: Any) -> Any:
-    """A latency table of this device that nobody measured."""
-    from ssd_runtime.profiling.latency import device_key
-
-    return replace(latency_table(decoder.shape.num_layers), device=device_key(decoder))
 
 
 def no_search(stages: Stages, samples: Callable[[], None]) -> None:
