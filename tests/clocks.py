@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from ssd_compiler.settings import CompileSettings
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.embedding import Embedding
 from ssd_runtime.model.sublayers.sublayers import SubLayers
@@ -22,15 +23,6 @@ ANY_MACHINE = (
 and are short."""
 
 
-BRISK = (
-    "import ssd_compiler.validate as alone, ssd_compiler.load_validation as together; "
-    "from ssd_compiler.settings import CompileSettings as Own; own = Own.__init__; "
-    "Own.__init__ = lambda self, **given: own(self, **{'max_new_tokens': 32, 'validation_prompts': 4, **given}); "
-    "alone.ROUNDS, together.ROUNDS = 1, 2; "
-)
-"""Code before a compile in a process of its own: answers are short and timed seldom, which no option asks for."""
-
-
 def take_any_machine(patch: pytest.MonkeyPatch) -> None:
     """Let measurements be taken as they are in this process, whatever other processes do, and be short."""
     for module in ("latency", "light"):
@@ -40,6 +32,14 @@ def take_any_machine(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("ssd_runtime.profiling.light.broken_light_law", lambda _: None)
     for module in ("ssd_compiler.patience", "ssd_runtime.engine.latency_tables"):
         patch.setattr(f"{module}.others_during", lambda _: 0.0)
+
+
+def let_compiles_be_short(patch: pytest.MonkeyPatch) -> None:
+    """Let the answers of compiles be short and timed seldom, which no option asks for."""
+    own, fewer = CompileSettings.__init__, {"max_new_tokens": 24, "search_prompts": 4, "validation_prompts": 3}
+    patch.setattr(CompileSettings, "__init__", lambda self, **given: own(self, **{**fewer, **given}))
+    patch.setattr("ssd_compiler.validate.ROUNDS", 1)
+    patch.setattr("ssd_compiler.load_validation.ROUNDS", 2)
 
 
 def let_forwards_take_the_same(patch: pytest.MonkeyPatch) -> None:

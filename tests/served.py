@@ -12,10 +12,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 from ssd_runtime.serving.http.server import Binding, listen, serve
+from tests.commands import SERVE, begin
 from tests.compiled import seeded
 from tests.folders import TEXTS
 from tests.serving import tiny_engine, tiny_service
@@ -38,36 +40,69 @@ def serve_tiny(folder: Path, grace: float) -> None:
     serve(service, Binding(listener=listen("127.0.0.1", 0), grace=grace))
 
 
-SERVE = [sys.executable, "-c", "from ssd_runtime.commands.serve import main; main()"]
-Served = tuple[subprocess.Popen[bytes], str]
+class Forked:
+    """A command's process that was forked from one which has done the imports, to be used as others are."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+        self.pid = process.pid or 0
+        self.kill, self.terminate = process.kill, process.terminate
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """The exit code; None if it still runs after so many seconds."""
+        self._process.join(seconds)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
+Process = Forked | subprocess.Popen[bytes]
+Served = tuple[Process, str]
 """The process of a server, and its address."""
 
 
 @contextmanager
 def served(folder: Path, grace: float = 25.0) -> Iterator[Served]:
     """A process that serves the model of a folder."""
-    with _running([sys.executable, "-c", TINY, str(folder), str(grace)], folder) as found:
+    with (folder / "log.txt").open("w") as log:
+        process = subprocess.Popen([sys.executable, "-c", TINY, str(folder), str(grace)], stderr=log)
+    with _running(process, folder) as found:
         yield found
 
 
 @contextmanager
 def server(folder: Path, *options: str, strategy: str = "plain", **variables: str) -> Iterator[Served]:
-    """`ssd-serve` of the folder `model` in a folder; `variables` are added to its environment."""
-    command = [*SERVE, "--model", "model", "--port", "0", "--strategy", strategy, *options]
-    with _running(command, folder, cwd=folder, env=environment(folder, **variables)) as found:
+    """`ssd-serve` of the folder `model` in a folder.
+
+    `variables` are added to the environment of a process that does all imports itself: libraries read some of them.
+    """
+    given = ["--model", "model", "--port", "0", "--strategy", strategy, *options]
+    log = folder / "log.txt"
+    log.write_text("")  # an earlier server of this folder has told its address
+    if variables:
+        process: Process = own_process(folder, *given, log=log, **variables)
+    else:
+        process = Forked(begin(folder, SERVE, *given, streams=[Path(os.devnull), Path(os.devnull), log]))
+    with _running(process, folder) as found:
         yield found
 
 
-def environment(folder: Path, **changes: str) -> dict[str, str]:
-    """The environment of commands in a folder, where their cache is."""
-    return {**os.environ, "SSD_CACHE": seeded(folder / "cache"), "HF_HUB_OFFLINE": "1", **changes}
+def own_process(folder: Path, *options: str, log: Path, **variables: str) -> subprocess.Popen[bytes]:
+    """`ssd-serve` in a process that does all imports itself, with its cache in a folder."""
+    command = [sys.executable, "-c", f"from {SERVE} import main; main()", *options]
+    environment = {**os.environ, "SSD_CACHE": seeded(folder / "cache"), "HF_HUB_OFFLINE": "1", **variables}
+    with log.open("w") as stderr:
+        return subprocess.Popen(command, cwd=folder, env=environment, stderr=stderr)
 
 
 @contextmanager
-def _running(command: list[str], folder: Path, **settings: Any) -> Iterator[Served]:
-    """A server that has started; it is stopped if the test has not. What it logs is in `log_of(folder)`."""
-    with (folder / "log.txt").open("w") as log:
-        process = subprocess.Popen(command, stderr=log, **settings)
+def _running(process: Process, folder: Path) -> Iterator[Served]:
+    """A server once it has started; it is stopped if the test has not. What it logs is in `log_of(folder)`."""
     try:
         wait_until(lambda: _address(folder) or process.poll() is not None, "the server serves", seconds=300)
         found = _address(folder)

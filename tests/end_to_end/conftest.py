@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from tests.commands import COMPILE, Within, call_within, command, compile_options
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS, save_tiny_model, write_prompts
 
 
 @pytest.fixture(scope="session")
@@ -17,9 +16,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("room")
     save_tiny_model(folder / "model")
     for name, text in (("rivers", TEXTS[0]), ("apples", TEXTS[1])):
-        words = text.split()
-        lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i]), "category": name}) for i in range(14)]
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+        write_prompts(folder / f"{name}.jsonl", text, category=name)
     done = command(folder, COMPILE, *compile_options("bundle"), "--json")
     assert done.returncode == 0, done.stderr
     (folder / "compiled.json").write_text(done.stdout)

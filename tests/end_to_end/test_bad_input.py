@@ -203,24 +203,6 @@ def test_a_full_disk_is_one_line(bad_room: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("any_machine")
-def test_a_compile_keeps_what_was_put_into_its_folder_meanwhile(
-    bad_room: Path, monkeypatch: pytest.MonkeyPatch, within: Within
-) -> None:
-    kept = bad_room / "taken" / "thesis.txt"
-
-    def put(_: object) -> str:
-        kept.parent.mkdir()
-        kept.write_text("of years")
-        return ""
-
-    monkeypatch.setattr("ssd_compiler.build.html_report", put)
-    done = within(bad_room, compile_main, *compile_options("taken", evaluations=8, exits=0, loads="1"))
-    assert_refused(done, "taken exists and is not a bundle")
-    assert kept.read_text() == "of years"
-    shutil.rmtree(kept.parent)
-
-
-@pytest.mark.usefixtures("any_machine")
 def test_a_compile_that_runs_out_of_memory_is_one_line(
     room: Path, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:

@@ -23,7 +23,7 @@ from ssd_compiler.cli import main as compile_main
 from ssd_runtime.commands.run import main as run_main
 from tests.commands import COMPILE, Done, Within, command
 from tests.damage import contents
-from tests.folders import TEXTS, save_tiny_model
+from tests.folders import TEXTS, save_tiny_model, write_prompts
 from tests.keys import key_pair
 from tests.own_code import edited
 
@@ -33,9 +33,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, its fine-tune, prompts, keys and a compiled bundle."""
     folder = tmp_path_factory.mktemp("room")
     save_tiny_model(folder / "model")
-    words = TEXTS[0].split()
-    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)]
-    (folder / "rivers.jsonl").write_text("\n".join(lines))
+    write_prompts(folder / "rivers.jsonl", TEXTS[0])
     key_pair(folder, "mine")
     done = command(folder, COMPILE, *options("bundle"))
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ssd_artifacts.bundle import Bundle
+from tests.clocks import let_compiles_be_short
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
 
@@ -66,7 +67,8 @@ def test_transformers_generate(run: Callable[..., str]) -> None:
 
 
 @pytest.mark.usefixtures("any_machine")
-def test_compile_domain(run: Callable[..., str], room: Path) -> None:
+def test_compile_domain(run: Callable[..., str], room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_compiles_be_short(monkeypatch)
     words = " ".join(TEXTS).split()
     lines = [json.dumps({"prompt": " ".join(words[at : at + 9])}) for at in range(14)]
     (room / "mine.jsonl").write_text("\n".join(lines))

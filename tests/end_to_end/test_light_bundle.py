@@ -6,7 +6,6 @@ import io
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,14 @@ from ssd_compiler.build import compile_bundle
 from ssd_compiler.bundles.summary import summary_text
 from ssd_compiler.progress import Reporter
 from ssd_compiler.settings import CompileSettings
-from ssd_profiles.latency import LatencyTable
 from ssd_profiles.light_costs import LightCosts
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.weights.draft_bits import DraftBits
-from tests.folders import TEXTS, save_tiny_model
-from tests.tables import latency_table, with_light_costs
+from tests.folders import TEXTS, save_tiny_model, write_prompts
+from tests.tables import latency_table, table_of, with_light_costs
 
 LAYERS = 8
 
@@ -39,23 +36,16 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a model and prompts, where copies of small models are made as well."""
     folder = tmp_path_factory.mktemp("room")
     save_tiny_model(folder / "model")
-    words = TEXTS[0].split()
-    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(12)]
-    (folder / "rivers.jsonl").write_text("\n".join(lines))
+    write_prompts(folder / "rivers.jsonl", TEXTS[0], 12)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSD_CACHE", str(folder / "cache"))
         patch.setattr("ssd_runtime.profiling.kernel_choice.SMALL_BYTES", 0)
         # Steps of tiny models take the same time in every precision, and most of it outside their blocks, so that what
         # the search finds would be chance.
-        patch.setattr("ssd_compiler.stages.measure_latency", latencies)
+        patch.setattr("ssd_compiler.stages.measure_latency", table_of)
         patch.setattr("ssd_compiler.patience.others_during", lambda _: 0.0)
         patch.setattr("ssd_runtime.profiling.light.measure_light", lambda decoder, *_: (costs(decoder), True))
         yield folder
-
-
-def latencies(decoder: Decoder) -> LatencyTable:
-    """Made-up latencies of the model on this device."""
-    return replace(latency_table(LAYERS), device=device_key(decoder))
 
 
 def costs(decoder: Decoder) -> dict[int, LightCosts]:
@@ -68,7 +58,7 @@ def costs(decoder: Decoder) -> dict[int, LightCosts]:
     return {bits: table.light[bits] for bits in decoder.light.bits}
 
 
-def compiled(room: Path, bits: DraftBits, model: str = "model") -> tuple[Path, str]:
+def compiled(room: Path, bits: DraftBits, model: str = "model", evaluations: int = 8) -> tuple[Path, str]:
     said = io.StringIO()
     settings = CompileSettings(
         model=str(room / model),
@@ -76,7 +66,7 @@ def compiled(room: Path, bits: DraftBits, model: str = "model") -> tuple[Path, s
         domain_files=(("rivers", str(room / "rivers.jsonl")),),
         device="cpu",
         draft_bits=bits,
-        evaluations=24,
+        evaluations=evaluations,
         search_prompts=4,
         validation_prompts=3,
         max_new_tokens=24,
@@ -88,7 +78,7 @@ def compiled(room: Path, bits: DraftBits, model: str = "model") -> tuple[Path, s
 
 @pytest.fixture(scope="module")
 def mixed(room: Path) -> tuple[Path, str]:
-    return compiled(room, "auto")
+    return compiled(room, "auto", evaluations=24)
 
 
 def test_the_bundle_says_what_runs_at_which_precision(mixed: tuple[Path, str]) -> None:

@@ -7,7 +7,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import pytest
 
 from ssd_profiles.prompts import read_prompts
-from tests.commands import COMPILE, command
-from tests.folders import TEXTS, save_tiny_model
+from tests.commands import COMPILE, SERVE, command
+from tests.folders import TEXTS, save_tiny_model, write_prompts
 from tests.ports import unused_port
-from tests.served import SERVE, environment, log_of, open_requests, post, send, server
+from tests.served import log_of, open_requests, own_process, post, send, server
 from tests.serving import TOOL_TEMPLATE
 from tests.waiting import wait_until
 
@@ -97,22 +96,14 @@ def test_options_reach_the_server(room: Path) -> None:
 def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
     """So a health check that connects is no sign of life while the model is loaded."""
     port = unused_port()
-    started = [*SERVE, "--model", "model", "--port", str(port), "--strategy", "plain"]
-    process = subprocess.Popen(started, cwd=room, env=environment(room), stderr=subprocess.PIPE, text=True)
-    assert process.stderr is not None
+    options = ("--model", "model", "--port", str(port), "--strategy", "plain")
+    process = own_process(room, *options, log=room / "log.txt")  # to import all there is takes a while
     try:
-        refused = False
-        for line in process.stderr:
-            if "loading model; requests are taken on" in line:
-                with pytest.raises(ConnectionRefusedError):
-                    socket.create_connection(("127.0.0.1", port), timeout=5)
-                refused = True
-            elif "serving model on" in line:
-                assert post(f"127.0.0.1:{port}", max_tokens=2).status == 200
-                break
-        else:
-            raise AssertionError("the server ended before it served")
-        assert refused
+        logged(room, "loading model; requests are taken on", 1)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=5)
+        logged(room, "serving model on", 1)
+        assert post(f"127.0.0.1:{port}", max_tokens=2).status == 200
     finally:
         process.kill()
         process.wait()
@@ -134,9 +125,7 @@ def logged(folder: Path, words: str, times: int) -> str:
 
 def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -> None:
     """Requests are recorded, a bundle is compiled from them under load, and the server takes it up."""
-    words = TEXTS[0].split()
-    lines = [json.dumps({"prompt": " ".join(words[i % 5 : 6 + i])}) for i in range(14)]
-    (room / "first.jsonl").write_text("\n".join(lines))
+    write_prompts(room / "first.jsonl", TEXTS[0])
     compiled(room, "first=first.jsonl")
     questions = [" ".join(TEXTS[1].split()[i % 6 :]) + f" {i}" for i in range(14)]
     with server(room, "--artifact", "bundle", "--reload", "--record", "mine.jsonl", strategy="auto") as (
@@ -200,7 +189,7 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_input_ends_with_one_line(room: Path, options: list[str], message: str) -> None:
-    done = command(room, "ssd_runtime.commands.serve", *options)
+    done = command(room, SERVE, *options)
     assert done.returncode == 2
     *notes, error = done.stderr.splitlines()
     assert error.startswith(f"error: {message}")
@@ -210,7 +199,7 @@ def test_bad_input_ends_with_one_line(room: Path, options: list[str], message: s
 def test_a_port_that_is_taken_is_said_at_once(room: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
-        done = command(room, "ssd_runtime.commands.serve", "--model", "model", "--port", port, "--record", "new.jsonl")
+        done = command(room, SERVE, "--model", "model", "--port", port, "--record", "new.jsonl")
     assert done.returncode == 2
     assert f"127.0.0.1:{port} cannot be listened on" in done.stderr
     assert not (room / "new.jsonl").exists()

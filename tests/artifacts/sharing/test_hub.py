@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.integrity import ORIGIN, SIGNATURE
 from ssd_artifacts.sharing.signature import sign
 from tests.bundles import bundle
+from tests.commands import Done, command
 from tests.damage import contents
 from tests.hub import FakeHub, fake_hub
 from tests.keys import key_pair
@@ -28,7 +26,7 @@ def hub() -> Iterator[FakeHub]:
         yield found
 
 
-def run(hub: FakeHub, room: Path, *arguments: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+def run(hub: FakeHub, room: Path, *arguments: str, offline: bool = False) -> Done:
     """Run ssd-bundle in a process of its own, since the client reads its settings when it is imported."""
     settings = {
         "HF_ENDPOINT": hub.url,
@@ -36,10 +34,9 @@ def run(hub: FakeHub, room: Path, *arguments: str, offline: bool = False) -> sub
         "HF_TOKEN": "hf_test",
         "HF_HUB_OFFLINE": "1" if offline else "0",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "SSD_CACHE": str(room / "cache"),
     }
-    command = [sys.executable, "-c", "from ssd_compiler.bundles.cli import main; main()", *arguments]
-    done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, check=False)
+    room.mkdir(exist_ok=True)
+    done = command(room, "ssd_compiler.bundles.cli", *arguments, **settings)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 
@@ -133,8 +130,8 @@ def test_a_push_that_is_not_confirmed_sends_nothing(hub: FakeHub, saved: Path, t
 
 def test_a_hub_that_is_not_there_is_one_line(saved: Path, tmp_path: Path) -> None:
     nowhere = FakeHub(url="http://127.0.0.1:9")
-    for command in (["push", str(saved), PLACE, "--yes"], ["pull", PLACE, "--out", str(tmp_path / "pulled")]):
-        done = run(nowhere, tmp_path, *command)
+    for arguments in (["push", str(saved), PLACE, "--yes"], ["pull", PLACE, "--out", str(tmp_path / "pulled")]):
+        done = run(nowhere, tmp_path, *arguments)
         assert done.returncode == 2
         assert done.stderr.count("\n") == 1
         assert PLACE in done.stderr
