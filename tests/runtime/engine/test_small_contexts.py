@@ -53,24 +53,28 @@ def engine_of(folder: Path) -> Engine:
     return engine
 
 
-def filled(engine: Engine, strategy: str, stream: str) -> Generation:
+def filled(engine: Engine, strategy: str) -> Generation:
     """An answer that is as long as the context allows, decoded beside another one."""
     settings = RunSettings(strategy, parameters=read_settings(strategy, EAGER.get(strategy, [])), max_new_tokens=9999)
-    requests = [engine.add_request(ids, settings, stream=stream) for ids in (PROMPT, PROMPT[::-1])]
+    requests = [engine.add_request(ids, settings) for ids in (PROMPT, PROMPT[::-1])]
     while not all(request.done for request in requests):
         engine.step()
     return requests[0].outcome().generation
 
 
+@pytest.fixture(scope="module")
+def plain(folders: dict[int, Path]) -> dict[int, list[int]]:
+    """The tokens of plain decoding in each context."""
+    return {context: filled(engine_of(folder), "plain").token_ids for context, folder in folders.items()}
+
+
 @pytest.mark.parametrize("strategy", [*(name for name in NAMES if name not in ("fixed:NAME", "mtp")), "fixed:one"])
 @pytest.mark.parametrize("context", CONTEXTS)
 def test_every_strategy_fills_the_context_as_plain_decoding_does(
-    folders: dict[int, Path], context: int, strategy: str
+    folders: dict[int, Path], plain: dict[int, list[int]], context: int, strategy: str
 ) -> None:
-    engine = engine_of(folders[context])
-    plain = filled(engine, "plain", "plainly")
-    got = filled(engine, strategy, "")
-    assert got.token_ids == plain.token_ids
+    got = filled(engine_of(folders[context]), strategy)
+    assert got.token_ids == plain[context]
     assert (got.finish_reason, len(got.token_ids)) == ("context", context - len(PROMPT))
 
 
