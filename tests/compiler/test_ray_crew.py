@@ -68,7 +68,7 @@ def portable(bundle: Bundle) -> dict[str, Any]:
 
 def kill_one_at_work(killed: list[int], stopped: threading.Event) -> None:
     """Kill the first worker that is seen at a step."""
-    while not killed and not stopped.wait(0.005):
+    while not killed and not stopped.wait(0.05):
         for process in psutil.Process().children(recursive=True):
             try:
                 if "Worker.run" in process.name() or "Worker.run" in " ".join(process.cmdline()):
