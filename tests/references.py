@@ -1,4 +1,4 @@
-"""What a model generates after prompts, as searches replay it."""
+"""Samples that a model generates, and their states, for tests of searches."""
 
 from __future__ import annotations
 

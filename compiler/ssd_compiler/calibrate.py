@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -86,24 +86,18 @@ def continue_prompts(
     """
     shared = SharedPrefix(decoder, prompts, sampling)
     scheduler = Scheduler(decoder, len(prompts), cache_bytes=0)  # the sessions have memory of their own
-    begun = list[tuple[Prefill, Successors, Job[Generation]]]()
+    begun = list[tuple[list[int], Prefill, Successors, Job[Generation]]]()
     for ids in prompts:
         session, prompt = shared.prefill(ids)
         successors = Successors()
         work = decoding(session, prompt, PlainPlanner(successors), Limits(new_tokens, eos))
-        begun.append((prompt, successors, scheduler.add(session, work, session.ids)))
-    while scheduler.running or scheduler.waiting:
-        for _ in scheduler.step():
-            tick()
-    return [
-        {
-            "prompt": ids,
-            "continuation": job.ended().token_ids,
-            "features": features(prompt),
-            "successors": successors.rows(),
-        }
-        for ids, (prompt, successors, job) in zip(prompts, begun, strict=True)
-    ]
+        begun.append((ids, prompt, successors, scheduler.add(session, work, session.ids)))
+    found = []
+    for ids, prompt, successors, job in begun:
+        continuation = scheduler.finish(job).token_ids
+        found.append(asdict(Sample(ids, continuation, features(prompt), successors.rows())))
+        tick()
+    return found
 
 
 @torch.inference_mode()

@@ -136,7 +136,7 @@ def test_a_sound_table_stays_where_only_the_light_copies_could_not_be_measured(
     stages: Stages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages.decoder.lighten("auto")
-    sound = replace(latency_table(4), device=device_key(stages.decoder))
+    sound = table_of(stages.decoder)
     measured = list[str]()
 
     def dense(_: Decoder) -> LatencyTable:

@@ -115,7 +115,7 @@ class Evaluator:
         return Rated(mask, origin, option, tuple(traces), share * best.speedup, complete=False)
 
     def _replayed(self, mask: SubLayerPlan, reference: ReferenceStates) -> list[Trace]:
-        """What the mask drafts on a part of the calibration rows."""
+        """Replay the mask on a part of the calibration rows; returns a trace for each sequence."""
         kept = len(mask) - mask.first_changed - len(list(mask))
         self.forwards += kept / len(mask) * len(reference) / len(self.reference)
         return replay_mask(self.decoder, reference, mask, self.block)

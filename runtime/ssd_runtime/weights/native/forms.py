@@ -35,7 +35,7 @@ class Form(NamedTuple):
     machine: str
     needed: frozenset[str]
     flags: tuple[str, ...]
-    """Of the compiler, for this form alone."""
+    """Compiler flags that this form alone has."""
 
 
 def _x86(instructions: str, *tuning: str) -> Form:

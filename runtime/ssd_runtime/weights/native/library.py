@@ -155,7 +155,8 @@ def _best_form() -> str | None:
     """The fastest form that this processor can run and `SSD_NATIVE` allows; None if there is none."""
     asked = os.environ.get("SSD_NATIVE")
     forms = () if asked == "0" else ("avx2",) if asked == "avx2" else FORMS
-    return next((form for form in forms if processor_flags() >= FORMS[form].needed), None)
+    flags = processor_flags()
+    return next((form for form in forms if flags >= FORMS[form].needed), None)
 
 
 def _shipped(form: str) -> Library | None:
