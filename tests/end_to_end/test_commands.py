@@ -17,6 +17,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_compiler.cli import main as compile_main
 from ssd_profiles.prompts import sample_prompts
 from ssd_runtime.commands.run import main as run_main
+from ssd_runtime.engine.engine import Engine
 from tests.commands import COMPILE, RUN, Within, assert_refused, command, compile_options, records
 from tests.compiled import seeded
 from tests.waiting import wait_until
@@ -252,3 +253,18 @@ def test_interrupted_and_resumed(room: Path, within: Within, monkeypatch: pytest
     assert "rivers: search" not in done.stderr
     Bundle.load(room / "resumed")
     assert not kept.exists()
+
+
+@pytest.mark.parametrize("together", [[], ["--concurrency", "2"]], ids=["one by one", "two at once"])
+def test_ctrl_c_while_the_device_is_measured_between_prompts_ends_the_run(
+    room: Path, within: Within, monkeypatch: pytest.MonkeyPatch, together: list[str]
+) -> None:
+    def interrupted(_: Engine) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "must_be_measured", True)
+    monkeypatch.setattr(Engine, "measure", interrupted)
+    options = ["--model", "model", "--strategy", "plain", "--max-new-tokens", "8", "--prompts", "rivers.jsonl"]
+    done = within(room, run_main, *options, *together, "--json")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted")
+    assert len(done.stdout.splitlines()) == 1, "the first answer was given"
