@@ -19,7 +19,7 @@ from ssd_compiler.settings import MIN_PROMPTS, CompileSettings
 from ssd_profiles.domain import load_domain
 from ssd_profiles.errors import UserError, require_packages
 from ssd_profiles.prompts import read_prompts
-from ssd_runtime.commands.command import closing, command_app, run_command
+from ssd_runtime.commands.command import closing, command_app, run_command, uncollected
 from ssd_runtime.commands.groups import with_groups
 from ssd_runtime.commands.options import ModelOptions, VersionOption
 from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
@@ -82,11 +82,12 @@ def compile_(
         raise UserError("--workers: there is no cluster to hire them on; give --ray too, or omit it")
 
     # These imports take seconds and come last, so that bad input is answered at once.
-    from ssd_compiler.build import compile_bundle
-    from ssd_compiler.patience import Patience
-    from ssd_compiler.workspace import stages_folder
-    from ssd_runtime.devices.memory import guard_memory
-    from ssd_runtime.devices.threads import use_threads
+    with uncollected():
+        from ssd_compiler.build import compile_bundle
+        from ssd_compiler.patience import Patience
+        from ssd_compiler.workspace import stages_folder
+        from ssd_runtime.devices.memory import guard_memory
+        from ssd_runtime.devices.threads import use_threads
 
     use_threads(load.threads)
     patience = Patience(max_wait_seconds, search.coarse)

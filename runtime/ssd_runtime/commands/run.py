@@ -12,7 +12,7 @@ import typer
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from ssd_profiles.prompts import Prompt
-from ssd_runtime.commands.command import closing, command_app, run_command
+from ssd_runtime.commands.command import closing, command_app, run_command, uncollected
 from ssd_runtime.commands.groups import with_groups
 from ssd_runtime.commands.options import (
     DRAFT_PANEL,
@@ -95,7 +95,7 @@ def run(
 
     from ssd_runtime.commands.waiting import waiting
 
-    with waiting(f"getting {source.model} ready", shown=not output.quiet):
+    with waiting(f"getting {source.model} ready", shown=not output.quiet), uncollected():
         # These imports take seconds and come last, so that bad input is answered at once.
         source.read_ahead()
         from ssd_runtime.engine.output.result import Summary

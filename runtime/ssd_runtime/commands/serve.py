@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ssd_artifacts.reference_bundle import is_packaged
 from ssd_artifacts.sharing.reachable import is_local
 from ssd_profiles.errors import UserError, require_packages
-from ssd_runtime.commands.command import closing, command_app, run_command
+from ssd_runtime.commands.command import closing, command_app, run_command, uncollected
 from ssd_runtime.commands.groups import with_groups
 from ssd_runtime.commands.options import (
     BundleOptions,
@@ -81,8 +81,9 @@ def serve(
     if not keys and not is_local(server.host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", server.host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
-    from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
-    from ssd_runtime.serving.http.reload import POLL_SECONDS
+    with uncollected():
+        from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
+        from ssd_runtime.serving.http.reload import POLL_SECONDS
 
     options = ServiceOptions(
         artifact=bundle.artifact,
@@ -114,7 +115,8 @@ def serve(
         listener.close()
         serve_replicas(_everywhere(options, scale), scale, cluster.ray, server.host, free)
         return
-    service = open_service(options, source, log.info, recorder)
+    with uncollected():
+        service = open_service(options, source, log.info, recorder)
     binding = Binding(listener=listener, grace=server.grace, poll=POLL_SECONDS if server.reload else None)
     try:
         serve_requests(service, binding, watch_bundle(options, source, service))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shlex
 import subprocess
@@ -24,6 +25,7 @@ from ssd_runtime.commands.command import (
     INTERRUPTED,
     run_command,
     run_guarded,
+    uncollected,
 )
 from ssd_runtime.commands.report import explain, report
 from ssd_runtime.commands.run import _note
@@ -182,6 +184,17 @@ def test_every_command_is_imported_without_torch() -> None:
     """So that help, completion and bad input are answered at once."""
     quick = f"import sys, {', '.join(COMMANDS.values())}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", quick], check=False).returncode == 0
+
+
+def test_garbage_is_looked_for_again_after_a_start_but_not_among_what_it_left() -> None:
+    with uncollected():
+        during = [gc.isenabled()]
+    after = [gc.isenabled()]
+    looked_through = [id(each) for each in gc.get_objects()]
+    gc.unfreeze()
+    assert (during, after) == ([False], [True])
+    assert id(during) not in looked_through
+    assert id(after) in looked_through
 
 
 @pytest.mark.parametrize(
