@@ -43,7 +43,14 @@ from ssd_profiles.latency_law import broken_law
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.latency import BusyMachineError, bundled_latency, coarse_latency, device_key, measure_latency
+from ssd_runtime.profiling.latency import (
+    BusyMachineError,
+    coarse_latency,
+    device_key,
+    keep_latency,
+    known_latency,
+    measure_latency,
+)
 from ssd_runtime.profiling.light import with_light
 from ssd_runtime.profiling.other_work import working_threads
 from ssd_runtime.sampling.params import SamplingParams
@@ -90,12 +97,13 @@ class Stages:
                 )
 
     def latency(self) -> LatencyTable:
-        """Measure the latency of every kind of sub-layer at every precision here, or take it from the base.
+        """Measure the latency of every kind of sub-layer at every precision here, unless the base or a run has it.
 
         A table that breaks the law is only returned if the user goes on with a coarse one; it is not kept. Raises
         UserError if the machine stays too busy otherwise.
         """
-        known = bundled_latency(self.decoder, self.base.latency) if self.base is not None else None
+        model_key = self.fingerprint.config_sha256
+        known = known_latency(self.decoder, self.base.latency if self.base is not None else {}, model_key)
         if known is not None and set(self.decoder.light.bits) <= set(known.light):
             return known
 
@@ -103,11 +111,13 @@ class Stages:
 
         def dense() -> LatencyTable:
             with self.reporter.stage("measure latency", None):
-                return measure_latency(self.decoder)
+                table = measure_latency(self.decoder)
+            keep_latency(self.decoder, model_key, table)
+            return table
 
         def with_copies(table: LatencyTable) -> LatencyTable:
             with self.reporter.stage("measure light copies", None):
-                return with_light(table, self.decoder, self.fingerprint.config_sha256)
+                return with_light(table, self.decoder, model_key)
 
         def kept(name: str, measure: Callable[[], LatencyTable]) -> LatencyTable:
             found = self.work.stage(name, lambda: self.patience.measured(measure, threads, self.reporter).to_json())

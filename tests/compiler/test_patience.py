@@ -21,7 +21,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.profiling.latency import BusyMachineError, device_key
+from ssd_runtime.profiling.latency import BusyMachineError, device_key, known_latency
 from tests.bundles import bundle
 from tests.clocks import StandInMachine
 from tests.compiler.notes import Notes
@@ -156,6 +156,26 @@ def test_a_sound_table_stays_where_only_the_light_copies_could_not_be_measured(
     assert table.light
     assert broken_law(table) is not None
     assert measured == ["dense"]
+
+
+def test_a_device_is_measured_once_for_all_compiles_and_runs(
+    stages: Stages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = list[LatencyTable]()
+
+    def measure(decoder: Decoder) -> LatencyTable:
+        measured.append(table_of(decoder))
+        return measured[-1]
+
+    monkeypatch.setattr("ssd_compiler.stages.measure_latency", measure)
+    expected = stages.latency().to_json()
+    with Workspace(tmp_path / "another", stages.settings, False) as work:
+        work.begin(stages.fingerprint)
+        assert replace(stages, work=work).latency().to_json() == expected
+    known = known_latency(stages.decoder, {}, stages.fingerprint.config_sha256)
+    assert known is not None
+    assert known.to_json() == expected
+    assert len(measured) == 1
 
 
 def test_a_base_of_another_quantisation_is_not_extended(stages: Stages) -> None:

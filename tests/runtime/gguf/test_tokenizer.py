@@ -8,10 +8,12 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
+from ssd_artifacts.fingerprint import tokenizer_sha256
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.pre_tokenizers import PRE_TOKENIZERS, REFUSED
-from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
+from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer, save_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
 from tests.runtime.gguf.vocabularies import CONTROL, RECORDED, byte_level, sentencepiece, write_vocabulary
 from tests.texts import TEXTS
@@ -61,6 +63,21 @@ def test_sixty_texts_have_the_ids_of_an_installed_llama_cpp(kind: str, tmp_path:
     theirs = llama_cpp.Llama(str(tmp_path / "v.gguf"), vocab_only=True, verbose=False)
     expected = {text: theirs.tokenize(text.encode(), add_bos=True, special=True) for text in TEXTS}
     assert differing(tokenizer, expected) <= APPROXIMATED.get(kind, set())
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "sentencepiece"])
+def test_a_tokenizer_is_read_back_as_it_was_written(kind: str, tmp_path: Path) -> None:
+    """Its list of added tokens is what transformers finds in the tokenizer itself."""
+    made, _ = tokenizer_of(tmp_path / "v.gguf", KINDS[kind])
+    made.save_pretrained(tmp_path / "stock")
+    save_tokenizer(made, tmp_path / "ours")
+    stock, ours = (PreTrainedTokenizerFast.from_pretrained(tmp_path / name) for name in ("stock", "ours"))
+    assert ours.added_tokens_decoder == stock.added_tokens_decoder == made.added_tokens_decoder != {}
+    texts = [*TEXTS, " a".join(KINDS[kind]["tokenizer.ggml.tokens"][-3:])]
+    assert [ours(text)["input_ids"] for text in texts] == [stock(text)["input_ids"] for text in texts]
+    assert ours.special_tokens_map == stock.special_tokens_map
+    assert ours.backend_tokenizer.to_str() == stock.backend_tokenizer.to_str()
+    assert tokenizer_sha256(ours, None) == tokenizer_sha256(made, None)
 
 
 def test_pieces_without_scores_merge_in_the_vocabularys_order(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ from ssd_runtime.devices.memory import require_room
 from ssd_runtime.loading.checkpoints.folder import converted_models
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import dense_model
-from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer
+from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer, save_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
 
-VERSION = 7
+VERSION = 8
 """Counts the changes of what a conversion writes; folders of other versions are not used."""
 LONGEST_NAME = 120
 """Bytes of a file's name in that of its folder: names have at most 255."""
@@ -76,5 +76,5 @@ def _convert(index: GgufIndex, folder: Path, packed: bool) -> None:
         except SafetensorError as error:  # safetensors reports a full disk this way
             raise UserError(f"{folder}: cannot be written ({first_line(error)}); make room or set SSD_CACHE") from None
     config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     GenerationConfig(**{**special, "eos_token_id": ends or None}).save_pretrained(folder)

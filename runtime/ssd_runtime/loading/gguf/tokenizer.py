@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from gguf import TokenType
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -14,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
-from ssd_runtime.loading.checkpoints.folder import guarded_loading
+from ssd_runtime.loading.checkpoints.folder import TOKENIZER_CONFIG, guarded_loading, read_settings
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.pre_tokenizers import pre_tokenizer
 from ssd_runtime.weights.gguf.file import EMBEDDING
@@ -133,6 +135,19 @@ def gguf_tokenizer(index: GgufIndex) -> tuple[PreTrainedTokenizerFast, list[int]
     vocabulary = Vocabulary.of(index, metadata)
     with guarded_loading(f"{index.path}: its tokenizer"):
         return _tokenizer(index, metadata, vocabulary), vocabulary.ends
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write a tokenizer with a list of its added tokens, for want of which transformers reads tokenizer.json twice."""
+    tokenizer.save_pretrained(folder)
+    path = folder / TOKENIZER_CONFIG
+    fields = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+    added = {
+        number: {name: getattr(token, name) for name in fields}
+        for number, token in tokenizer.added_tokens_decoder.items()
+    }
+    settings = read_settings(str(folder), path) | {"added_tokens_decoder": added}
+    path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def _tokenizer(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> PreTrainedTokenizerFast:
