@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.harness.ledger import NOT_COMPARED, Row
@@ -15,121 +15,81 @@ NOT_OURS = ("plain", "transformers", LLAMA)
 """Beginnings of the names of contenders that draft nothing, or are peers."""
 
 
-def rows_of(outcome: Outcome, category: str | None) -> list[Row]:
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of an outcome as text, which is empty if the outcome lacks what it is about."""
+
+    label: str
+    key: str
+    text: Callable[[Outcome], str]
+
+
+def ratio(label: str, name: str, base: str, category: str | None = None, bold: bool = False) -> Figure:
+    """Speed of one contender ÷ speed of another, with its 95% interval; its key is for instance `auto/plain`."""
+    key = f"{name}/{base}" + (f" {category}" if category else "")
+    return Figure(label, key, lambda outcome: _ratio(_rows(outcome, category), base, name, bold))
+
+
+def rate(label: str, name: str, category: str | None = None) -> Figure:
+    """Tokens per second of a contender; its key is for instance `plain tokens/s`."""
+    key = f"{name} tokens/s" + (f" {category}" if category else "")
+    return Figure(label, key, lambda outcome: _rate(_rows(outcome, category), name))
+
+
+def peer(label: str, name: str) -> Figure:
+    """Tokens per second of a contender, and the speed of `auto` ÷ its speed, such as `18.1; 1.35 (1.19–1.52)`."""
+
+    def text(outcome: Outcome) -> str:
+        found = _rate(outcome.rows, name)
+        return f"{found}; {_ratio(outcome.rows, name, 'auto')}" if found else ""
+
+    return Figure(label, f"auto/{name}, and tokens/s", text)
+
+
+def _fastest(outcome: Outcome) -> str:
+    rates = {
+        name: each["overall"]["tokens_per_second"] or 0.0
+        for name, each in outcome.standings.items()
+        if name.startswith(LLAMA)
+    }
+    return _ratio(outcome.rows, max(rates, key=lambda name: rates[name]), "auto", bold=True) if rates else ""
+
+
+def _equal(outcome: Outcome) -> str:
+    """For instance `52 of 52`; near ties and wrong outputs are added if there are any."""
+    ours = [row for row in outcome.rows if not row.contender.startswith(NOT_OURS)]
+    kinds = [row.divergence for row in ours if row.divergence != NOT_COMPARED]
+    ties = f", {kinds.count('near_tie')} near ties" if "near_tie" in kinds else ""
+    wrong = f", {kinds.count('error')} WRONG" if "error" in kinds else ""
+    return f"{kinds.count('none')} of {len(kinds)}{ties}{wrong}"
+
+
+def _size(outcome: Outcome) -> str:
+    return f"{len({row.prompt for row in outcome.rows})} × {(outcome.settings or {})['max_new_tokens']}"
+
+
+FASTEST = Figure("`auto` ÷ llama.cpp's fastest setting", "auto/fastest", _fastest)
+"""Speed of `auto` ÷ speed of llama.cpp's fastest setting by total tokens/s, with or without its speculation."""
+EQUAL = Figure("outputs equal to plain decoding's", "identical", _equal)
+"""Number of outputs with drafts of ours that are plain decoding's, and of all that can be compared."""
+SIZE = Figure("prompts × tokens", "size", _size)
+"""Number of prompts that figures are over, and most new tokens of each, such as `13 × 48`."""
+
+
+def _rows(outcome: Outcome, category: str | None) -> list[Row]:
     """An outcome's rows, or those of one category."""
     return [row for row in outcome.rows if category is None or row.category == category]
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Speed of one contender ÷ speed of another, with its 95% interval."""
-
-    label: str
-    name: str
-    base: str
-    category: str | None = None
-    bold: bool = False
-
-    @property
-    def key(self) -> str:
-        """For instance `auto/plain`."""
-        return f"{self.name}/{self.base}" + (f" {self.category}" if self.category else "")
-
-    def text(self, outcome: Outcome) -> str:
-        """The figure of an outcome; empty if the outcome lacks one of the two."""
-        return _ratio(rows_of(outcome, self.category), self.base, self.name, self.bold)
-
-
-def _ratio(rows: Sequence[Row], base: str, name: str, bold: bool) -> str:
-    ratio = against(rows, base, name)
-    if ratio is None:
+def _ratio(rows: Sequence[Row], base: str, name: str, bold: bool = False) -> str:
+    found = against(rows, base, name)
+    if found is None:
         return ""
-    shown, brackets, interval = with_interval(ratio).partition(" (")
+    shown, brackets, interval = with_interval(found).partition(" (")
     return (f"**{shown}**" if bold else shown) + brackets + interval
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Tokens per second of a contender, and the speed of `auto` ÷ its speed."""
-
-    label: str
-    name: str
-
-    @property
-    def key(self) -> str:
-        """For instance `auto/llama.cpp ngram-mod, and tokens/s`."""
-        return f"auto/{self.name}, and tokens/s"
-
-    def text(self, outcome: Outcome) -> str:
-        """For instance `18.1; 1.35 (1.19–1.52)`; empty if an outcome lacks the contender."""
-        rate = Rate("", self.name).text(outcome)
-        return f"{rate}; {_ratio(outcome.rows, self.name, 'auto', bold=False)}" if rate else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Fastest:
-    """Speed of `auto` ÷ speed of llama.cpp's fastest setting by total tokens/s, with or without its speculation."""
-
-    label: str = "`auto` ÷ llama.cpp's fastest setting"
-    key: str = "auto/fastest"
-
-    def text(self, outcome: Outcome) -> str:
-        """The figure of an outcome; empty if it lacks llama.cpp."""
-        rates = {
-            name: each["overall"]["tokens_per_second"] or 0.0
-            for name, each in outcome.standings.items()
-            if name.startswith(LLAMA)
-        }
-        return _ratio(outcome.rows, max(rates, key=lambda name: rates[name]), "auto", bold=True) if rates else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Tokens per second of a contender."""
-
-    label: str
-    name: str
-    category: str | None = None
-
-    @property
-    def key(self) -> str:
-        """For instance `plain tokens/s`."""
-        return f"{self.name} tokens/s" + (f" {self.category}" if self.category else "")
-
-    def text(self, outcome: Outcome) -> str:
-        """The figure of an outcome; empty if it lacks the contender."""
-        rows = [row for row in rows_of(outcome, self.category) if row.contender == self.name]
-        seconds = sum(row.seconds for row in rows)
-        return f"{sum(row.counted for row in rows) / seconds:.1f}" if seconds else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Equal:
-    """Number of outputs with drafts of ours that are plain decoding's, and of all that can be compared."""
-
-    label: str = "outputs equal to plain decoding's"
-    key: str = "identical"
-
-    def text(self, outcome: Outcome) -> str:
-        """For instance `52 of 52`; near ties and wrong outputs are added if there are any."""
-        ours = [row for row in outcome.rows if not row.contender.startswith(NOT_OURS)]
-        rows = [row for row in ours if row.divergence != NOT_COMPARED]
-        kinds = [row.divergence for row in rows]
-        ties = f", {kinds.count('near_tie')} near ties" if "near_tie" in kinds else ""
-        wrong = f", {kinds.count('error')} WRONG" if "error" in kinds else ""
-        return f"{kinds.count('none')} of {len(kinds)}{ties}{wrong}"
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Number of prompts that a figure is over, and most new tokens of each."""
-
-    label: str = "prompts × tokens"
-    key: str = "size"
-
-    def text(self, outcome: Outcome) -> str:
-        """For instance `13 × 48`."""
-        return f"{len({row.prompt for row in outcome.rows})} × {(outcome.settings or {})['max_new_tokens']}"
-
-
-Figure = Ratio | Fastest | Rate | Peer | Equal | Size
+def _rate(rows: Sequence[Row], name: str) -> str:
+    mine = [row for row in rows if row.contender == name]
+    seconds = sum(row.seconds for row in mine)
+    return f"{sum(row.counted for row in mine) / seconds:.1f}" if seconds else ""

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.benchmarks.figures import Fastest
+from bench.benchmarks.figures import FASTEST
 from bench.benchmarks.parts import PARTS, Part
 from bench.harness.outcomes import Outcome
 from ssd_profiles.errors import UserError
@@ -24,7 +24,6 @@ QUOTED = "vnni"
 """The part of these names by which texts choose among machines."""
 QUOTE = re.compile(r"<!--f ([\w.-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
-FASTEST = Fastest()
 GLANCE = (
     ("llama-cpp", "auto/fastest"),
     ("llama-cpp-gsm8k", "auto/fastest"),

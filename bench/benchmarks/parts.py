@@ -7,11 +7,11 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from bench.benchmarks.figures import Equal, Fastest, Figure, Peer, Rate, Ratio, Size
+from bench.benchmarks.figures import EQUAL, FASTEST, SIZE, Figure, peer, rate, ratio
 from bench.fixtures.bundles import QWEN as QWEN_BUNDLE
 from bench.fixtures.prompts import prompt_files
 from bench.harness.ledger import NAME, read_rows
@@ -114,12 +114,12 @@ def _run(command: Sequence[str]) -> None:
         raise UserError(f"failed with {code}: {shlex.join(command)}")
 
 
-AGAIN = Ratio("plain decoding ÷ itself (noise)", "plain again", "plain")
-AUTO = Ratio("`auto` ÷ plain decoding, one stream of prompts", "auto", "plain", bold=True)
-SINGLE = Ratio("`auto` ÷ plain decoding, each prompt a request by itself", "single:auto", "plain", bold=True)
-GUESSES = Ratio("`auto` by guesses alone (`light=0`) ÷ plain decoding", "auto+light=0", "plain", bold=True)
-PLAIN_RATE = Rate("plain decoding, tokens/s", "plain")
-AUTO_RATE = Rate("`auto`, tokens/s", "auto")
+AGAIN = ratio("plain decoding ÷ itself (noise)", "plain again", "plain")
+AUTO = ratio("`auto` ÷ plain decoding, one stream of prompts", "auto", "plain", bold=True)
+SINGLE = ratio("`auto` ÷ plain decoding, each prompt a request by itself", "single:auto", "plain", bold=True)
+GUESSES = ratio("`auto` by guesses alone (`light=0`) ÷ plain decoding", "auto+light=0", "plain", bold=True)
+PLAIN_RATE = rate("plain decoding, tokens/s", "plain")
+AUTO_RATE = rate("`auto`, tokens/s", "auto")
 
 
 _on_off_grid = partial(Part, needs={OFF_GRID: f"python -m bench.fixtures.off_grid --out {OFF_GRID}"}, makes_itself=True)
@@ -149,16 +149,16 @@ def _against_llama(
         count=count,
         says=f"{weights}.",
         figures=(
-            Size(),
-            Rate("llama.cpp, tokens/s", LLAMA),
-            *(Peer(f"with `{each}`; `auto` ÷ it", f"{LLAMA} {each}") for each in speculations),
+            SIZE,
+            rate("llama.cpp, tokens/s", LLAMA),
+            *(peer(f"with `{each}`; `auto` ÷ it", f"{LLAMA} {each}") for each in speculations),
             PLAIN_RATE,
             AUTO_RATE,
-            Ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
-            Fastest(),
-            Ratio("`auto` ÷ llama.cpp", "auto", LLAMA),
-            Ratio("`auto` ÷ plain decoding", "auto", "plain"),
-            Equal(),
+            ratio("plain decoding ÷ llama.cpp", "plain", LLAMA, bold=True),
+            FASTEST,
+            ratio("`auto` ÷ llama.cpp", "auto", LLAMA),
+            ratio("`auto` ÷ plain decoding", "auto", "plain"),
+            EQUAL,
         ),
         needs={LLAMA_SERVER: LLAMA_BUILT} | {path: make for path, make in REQUANTISED.items() if path == model},
     )
@@ -178,13 +178,13 @@ def _bundle(name: str, title: str, prompts: str) -> Part:
         says="The Q4_K_M file, packed, with masks for GSM8K and HumanEval. `knn` drafts by skipping alone, `lookup` by "
         "guesses alone, `auto` by what it expects to pay.",
         figures=(
-            Size(),
+            SIZE,
             PLAIN_RATE,
-            Ratio("the bundle's masks alone (`knn`) ÷ plain decoding", "knn", "plain", bold=True),
-            Ratio("guesses alone (`lookup`) ÷ plain decoding", "lookup", "plain"),
+            ratio("the bundle's masks alone (`knn`) ÷ plain decoding", "knn", "plain", bold=True),
+            ratio("guesses alone (`lookup`) ÷ plain decoding", "lookup", "plain"),
             AUTO,
             AGAIN,
-            Equal(),
+            EQUAL,
         ),
         needs={QWEN_BUNDLE.path: QWEN_BUNDLE.make},
     )
@@ -232,15 +232,15 @@ PARTS = (
         "of other checkpoints; fp32. A low-rank delta, fitted by least squares, repairs most of the damage: perplexity "
         "is 8% above the original's. Light drafts run on 8-bit copies.",
         figures=(
-            Size(),
+            SIZE,
             PLAIN_RATE,
             AUTO_RATE,
             AUTO,
             SINGLE,
             GUESSES,
-            Ratio("light drafts alone, 8 tokens each ÷ plain decoding", "light+max_draft=8", "plain"),
+            ratio("light drafts alone, 8 tokens each ÷ plain decoding", "light+max_draft=8", "plain"),
             AGAIN,
-            Equal(),
+            EQUAL,
         ),
     ),
     _on_off_grid(
@@ -254,7 +254,7 @@ PARTS = (
         count=13,
         says="As above with bf16 weights. Near ties are counted apart: in bf16 the number of rows of a forward decides "
         "them, in plain decoding too.",
-        figures=(Size(), PLAIN_RATE, AUTO_RATE, AUTO, GUESSES, AGAIN, Equal()),
+        figures=(SIZE, PLAIN_RATE, AUTO_RATE, AUTO, GUESSES, AGAIN, EQUAL),
     ),
     _on_off_grid(
         name="transformers",
@@ -268,16 +268,16 @@ PARTS = (
         says="The same weights in the same process; fp32. `transformers` is `model.generate`, `transformers-lookup` "
         "adds `prompt_lookup_num_tokens=10`.",
         figures=(
-            Size(),
-            Rate("transformers, tokens/s", "transformers"),
+            SIZE,
+            rate("transformers, tokens/s", "transformers"),
             PLAIN_RATE,
             AUTO_RATE,
-            Ratio("plain decoding ÷ transformers", "plain", "transformers"),
-            Ratio("`auto` ÷ transformers", "auto", "transformers", bold=True),
-            Ratio("`auto` ÷ transformers with prompt lookup", "auto", "transformers-lookup", bold=True),
-            Ratio("transformers with prompt lookup ÷ transformers", "transformers-lookup", "transformers"),
+            ratio("plain decoding ÷ transformers", "plain", "transformers"),
+            ratio("`auto` ÷ transformers", "auto", "transformers", bold=True),
+            ratio("`auto` ÷ transformers with prompt lookup", "auto", "transformers-lookup", bold=True),
+            ratio("transformers with prompt lookup ÷ transformers", "transformers-lookup", "transformers"),
             AGAIN,
-            Equal(),
+            EQUAL,
         ),
     ),
     Part(
@@ -297,13 +297,13 @@ PARTS = (
                 figure
                 for at in AT_ONCE
                 for figure in (
-                    Rate(f"{at} at once: plain decoding, tokens/s", "plain", f"{at} at once"),
-                    Ratio(f"{at} at once: `auto` ÷ plain decoding", "auto", "plain", f"{at} at once"),
-                    Ratio(f"{at} at once: `auto` ÷ `generate_batch`", "auto", BATCH, f"{at} at once", bold=True),
-                    Ratio(f"{at} at once: `auto` ÷ padded `generate`", "auto", PADDED, f"{at} at once", bold=True),
+                    rate(f"{at} at once: plain decoding, tokens/s", "plain", f"{at} at once"),
+                    ratio(f"{at} at once: `auto` ÷ plain decoding", "auto", "plain", f"{at} at once"),
+                    ratio(f"{at} at once: `auto` ÷ `generate_batch`", "auto", BATCH, f"{at} at once", bold=True),
+                    ratio(f"{at} at once: `auto` ÷ padded `generate`", "auto", PADDED, f"{at} at once", bold=True),
                 )
             ),
-            Equal("rounds of `auto` whose outputs are all plain decoding's"),
+            replace(EQUAL, label="rounds of `auto` whose outputs are all plain decoding's"),
         ),
     ),
 )

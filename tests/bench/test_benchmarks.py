@@ -10,7 +10,7 @@ import pytest
 
 from bench.benchmarks import __main__ as command
 from bench.benchmarks.__main__ import OUTCOMES
-from bench.benchmarks.figures import Equal, Fastest, Peer, Rate, Ratio, Size
+from bench.benchmarks.figures import EQUAL, FASTEST, SIZE, peer, rate, ratio
 from bench.benchmarks.page import GENERATIONS, GLANCE, PAGE, machines, minutes
 from bench.benchmarks.parts import PARTS, Part
 from bench.compare import SINGLE
@@ -57,34 +57,34 @@ def outcome(made: Sequence[Row] = (), part: str = "off-grid", processor: str = "
 
 def test_figures_are_those_of_the_rows() -> None:
     measured = outcome(rows({"plain": 2.0, "auto": 1.0}))
-    ratio = Ratio("auto", "auto", "plain", bold=True)
-    assert ratio.key == "auto/plain"
-    assert ratio.text(measured) == "**2.00** (2.00–2.00)"
-    assert Ratio("auto", "auto", "plain", "odd").text(measured) == "2.00"
-    assert Ratio("auto", "auto", "transformers").text(measured) == ""
-    assert Rate("plain", "plain").text(measured) == f"{40 / 8.4:.1f}"
-    assert Rate("auto", "light").text(measured) == ""
-    assert Size().text(measured) == "4 × 11"
+    speed = ratio("auto", "auto", "plain", bold=True)
+    assert speed.key == "auto/plain"
+    assert speed.text(measured) == "**2.00** (2.00–2.00)"
+    assert ratio("auto", "auto", "plain", "odd").text(measured) == "2.00"
+    assert ratio("auto", "auto", "transformers").text(measured) == ""
+    assert rate("plain", "plain").text(measured) == f"{40 / 8.4:.1f}"
+    assert rate("auto", "light").text(measured) == ""
+    assert SIZE.text(measured) == "4 × 11"
 
 
 def test_the_fastest_setting_of_llama_cpp_is_the_one_with_most_tokens_per_second() -> None:
     measured = outcome(rows({LLAMA: 3.0, f"{LLAMA} ngram-mod": 2.0, "plain": 2.5, "auto": 1.0}))
-    assert Fastest().text(measured) == "**2.00** (2.00–2.00)"
-    assert Fastest().text(outcome(rows({"plain": 2.0, "auto": 1.0}))) == ""
-    assert Peer("", f"{LLAMA} ngram-mod").text(measured) == f"{40 / 8.4:.1f}; 2.00 (2.00–2.00)"
+    assert FASTEST.text(measured) == "**2.00** (2.00–2.00)"
+    assert FASTEST.text(outcome(rows({"plain": 2.0, "auto": 1.0}))) == ""
+    assert peer("", f"{LLAMA} ngram-mod").text(measured) == f"{40 / 8.4:.1f}; 2.00 (2.00–2.00)"
 
 
 def test_only_outputs_of_ours_with_drafts_are_counted_as_equal() -> None:
     made = rows(
         {"plain": 2.0, "plain again": 2.0, "auto": 1.0, "single:auto": 1.0, "transformers-lookup": 2.0, LLAMA: 1.0}
     )
-    assert Equal().text(outcome(made)) == "8 of 8"
+    assert EQUAL.text(outcome(made)) == "8 of 8"
 
 
 def test_near_ties_and_wrong_outputs_are_told() -> None:
-    assert Equal().text(outcome(rows({"plain": 1.0, "auto": 1.0}, "near_tie"))) == "0 of 4, 4 near ties"
-    assert "4 WRONG" in Equal().text(outcome(rows({"plain": 1.0, "auto": 1.0}, "error")))
-    assert Equal().text(outcome(rows({"plain": 1.0, "auto": 1.0}, NOT_COMPARED))) == "0 of 0"
+    assert EQUAL.text(outcome(rows({"plain": 1.0, "auto": 1.0}, "near_tie"))) == "0 of 4, 4 near ties"
+    assert "4 WRONG" in EQUAL.text(outcome(rows({"plain": 1.0, "auto": 1.0}, "error")))
+    assert EQUAL.text(outcome(rows({"plain": 1.0, "auto": 1.0}, NOT_COMPARED))) == "0 of 0"
 
 
 def test_every_part_is_a_command_that_there_is() -> None:
