@@ -22,7 +22,7 @@ from rich.console import Console
 
 from bench.fixtures.prompts.prompt_files import read_pool, stratified
 from bench.harness.contenders import PLAIN, about, digest, ours, singly, strategy_of
-from bench.harness.ledger import NAME, Ledger
+from bench.harness.ledger import NAME, Ledger, commits_of, stolen_share
 from bench.harness.peers.in_process import PEERS
 from bench.harness.pricing import priced, read_latency
 from bench.harness.provenance import disturbance
@@ -81,10 +81,11 @@ def main() -> None:
         ledger, engine, contenders, prompts, new, compared=list(contenders), sampling=sampling, console=console
     )
     found = standings(ledger.rows, [base for base in BASELINES if base in contenders])
-    summary = {"settings": settings, "commit": ledger.commits, "stolen": ledger.stolen, "standings": found}
+    stolen = stolen_share(ledger.rows)
+    summary = {"settings": settings, "commit": commits_of(ledger.rows), "stolen": stolen, "standings": found}
     (arguments.out / "summary.json").write_text(json.dumps(summary, indent=1))
     show(found, PLAIN, BASELINES, console)
-    if said := disturbance(ledger.stolen):
+    if said := disturbance(stolen):
         console.print(said)
 
 

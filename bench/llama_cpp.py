@@ -24,7 +24,7 @@ from rich.console import Console
 
 from bench.fixtures.prompts.prompt_files import SPEC_BENCH, stratified
 from bench.harness.contenders import PLAIN, Decode, Timed, about, digest, ours
-from bench.harness.ledger import NAME, Ledger
+from bench.harness.ledger import NAME, Ledger, stolen_share
 from bench.harness.provenance import disturbance
 from bench.harness.standings import standings
 from bench.harness.tables import show
@@ -111,7 +111,7 @@ def tell(ledger: Ledger, peers: Sequence[str], console: Console) -> None:
     fastest = max(peers, key=lambda name: rates[name] or 0.0)
     bases = list(dict.fromkeys((PLAIN, LLAMA, fastest)))
     show(standings(ledger.rows, bases), PLAIN, bases, console)
-    console.print(f"llama.cpp's fastest setting on these prompts: {fastest}. {disturbance(ledger.stolen)}")
+    console.print(f"llama.cpp's fastest setting on these prompts: {fastest}. {disturbance(stolen_share(ledger.rows))}")
 
 
 def options(setting: str) -> list[str]:

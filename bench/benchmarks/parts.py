@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -14,8 +13,8 @@ from pathlib import Path
 from bench.benchmarks.figures import EQUAL, FASTEST, SIZE, Figure, peer, rate, ratio
 from bench.fixtures.bundles import QWEN as QWEN_BUNDLE
 from bench.fixtures.prompts import prompt_files
-from bench.harness.ledger import NAME, read_rows
-from bench.harness.outcomes import Outcome
+from bench.harness.ledger import NAME
+from bench.harness.outcomes import Outcome, outcome_of_comparison
 from bench.llama_cpp import LLAMA, SPECULATIONS
 from ssd_profiles.errors import UserError
 
@@ -90,19 +89,7 @@ class Part:
 
     def outcome(self, folder: Path, command: Sequence[str], packages: str) -> Outcome:
         """The outcome of the rows that `folder`/NAME holds."""
-        path = folder / self.name / NAME
-        rows = tuple(read_rows(path))
-        settings = json.loads(path.read_text(encoding="utf-8").partition("\n")[0])
-        device = settings["device"]
-        return Outcome(
-            part=self.name,
-            processor=device["device"],
-            origin=f"{device['threads']} threads, torch {device['torch']}, {device['dtype']}; {settings['name']}",
-            packages=packages,
-            commit=", ".join(dict.fromkeys(row.commit for row in rows if row.commit)) or None,
-            settings={**settings, "command": list(command)},
-            rows=rows,
-        )
+        return outcome_of_comparison(folder / self.name / NAME, self.name, packages, command=list(command))
 
     def is_current(self, outcome: Outcome) -> bool:
         """Whether an outcome is that of this command."""

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.harness.contenders import Timed
 from bench.harness.provenance import commit
 from ssd_artifacts.files import write_atomically
 from ssd_profiles.errors import UserError
@@ -40,34 +39,12 @@ class Row:
     stolen: float | None = None
     """Share of the processors' time that other guests of the machine took while all contenders decoded the prompt."""
 
-    @classmethod
-    def of(cls, prompt: str, category: str, contender: str, repeat: int, divergence: str, timed: Timed) -> Row:
-        """Make a row from a timed prompt."""
-        length = len(timed.token_ids)
-        return cls(
-            prompt=prompt,
-            category=category,
-            contender=contender,
-            repeat=repeat,
-            divergence=divergence,
-            tokens=length,
-            first_seconds=timed.first_seconds,
-            seconds=timed.seconds,
-            counted=timed.counted,
-            cycles=timed.cycles,
-        )
 
-
-def read_rows(path: Path) -> list[Row]:
-    """Read all rows of a comparison, finished or not. A last line that a kill cut short is left out.
+def read_comparison(path: Path) -> tuple[dict[str, Any], list[Row]]:
+    """Read the settings and all rows of a comparison, finished or not. A last line that a kill cut short is left out.
 
     Raises UserError if the file cannot be read.
     """
-    return read_comparison(path)[1]
-
-
-def read_comparison(path: Path) -> tuple[dict[str, Any], list[Row]]:
-    """Read the settings and the rows of a comparison, as `read_rows` does. Raises UserError."""
     try:
         *lines, last = path.read_text(encoding="utf-8").splitlines()
         with suppress(ValueError):
@@ -85,8 +62,13 @@ def stolen_share(rows: Sequence[Row]) -> float | None:
     return sum(row.seconds * (row.stolen or 0.0) for row in counted) / seconds if seconds else None
 
 
+def commits_of(rows: Sequence[Row]) -> str | None:
+    """Commits of the rows; there are several if the comparison was resumed after a change."""
+    return ", ".join(dict.fromkeys(row.commit for row in rows if row.commit)) or None
+
+
 def write_rows(path: Path, settings: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    """Write a whole comparison, as `Ledger` and `read_rows` read it."""
+    """Write a whole comparison, as `read_comparison` reads it."""
     lines = [json.dumps(settings), *(json.dumps(asdict(row)) for row in rows)]
     write_atomically(path, "\n".join(lines) + "\n")
 
@@ -109,19 +91,9 @@ class Ledger:
             self.rows = [row for row in rows if found[row.prompt, row.repeat] == whole]
         write_rows(path, settings, self.rows)
 
-    @property
-    def commits(self) -> str | None:
-        """Commits of the rows; there are several if the comparison was resumed after a change."""
-        return ", ".join(dict.fromkeys(row.commit for row in self.rows if row.commit)) or None
-
     def has(self, prompt: str, repeat: int) -> bool:
         """Whether the rows of a prompt exist."""
         return any(row.prompt == prompt and row.repeat == repeat for row in self.rows)
-
-    @property
-    def stolen(self) -> float | None:
-        """Share of the processors' time that other guests took, over all prompts; None if it was not counted."""
-        return stolen_share(self.rows)
 
     def add(self, rows: list[Row], stolen: float | None = None) -> None:
         """Append all rows of a prompt at once, because they were measured in turn and belong together."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bench.harness.ledger import Row, stolen_share
+from bench.harness.ledger import Row, commits_of, read_comparison, stolen_share
 from bench.harness.standings import against, standings
 from ssd_artifacts.files import write_atomically
 
@@ -81,13 +81,28 @@ class Outcome:
         data = {
             key: value for key, value in asdict(self).items() if key in ("origin", "date") or (key != "rows" and value)
         }
-        lines = [json.dumps(_compact(row), separators=(",", ":")) for row in self.rows]
+        lines = [json.dumps(_compact(asdict(row)), separators=(",", ":")) for row in self.rows]
         text = json.dumps(data, indent=1, sort_keys=True)
         if lines:
             text = text[:-2] + ',\n "rows": [\n  ' + ",\n  ".join(lines) + "\n ]\n}"
         path = folder / slug(self.processor) / f"{self.part}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text + "\n")
+
+
+def outcome_of_comparison(path: Path, part: str, packages: str, **more: Any) -> Outcome:
+    """The outcome of the comparison in the file `path`; its settings have what is given as `more`, too."""
+    settings, rows = read_comparison(path)
+    device = settings["device"]
+    return Outcome(
+        part=part,
+        processor=device["device"],
+        origin=f"{device['threads']} threads, torch {device['torch']}, {device['dtype']}",
+        packages=packages,
+        commit=commits_of(rows),
+        settings=settings | more,
+        rows=tuple(rows),
+    )
 
 
 def read_outcomes(folder: Path = OUTCOMES) -> dict[str, list[Outcome]]:
@@ -109,14 +124,8 @@ def outcome_of(found: Mapping[str, list[Outcome]], part: str, processor: str) ->
     return next((each for each in found.get(part, []) if slug(each.processor) == slug(processor)), None)
 
 
-def _compact(row: Row) -> dict[str, Any]:
+def _compact(value: Any) -> Any:
     """A row without what is empty, numbers to six digits."""
-    return dict(_kept(asdict(row)))
-
-
-def _kept(data: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, value in data.items():
-        if isinstance(value, dict):
-            yield key, dict(_kept(value))
-        elif value is not None:
-            yield key, float(f"{value:.6g}") if isinstance(value, float) else value
+    if isinstance(value, dict):
+        return {key: _compact(each) for key, each in value.items() if each is not None}
+    return float(f"{value:.6g}") if isinstance(value, float) else value

@@ -59,15 +59,20 @@ def decode_in_turn(
         kinds = {name: difference(engine, ids, plain, answers[name].token_ids, sampling).value for name in compared}
         ledger.add(
             [
-                Row.of(
+                Row(
                     prompt=prompt.id,
                     category=prompt.category or "all",
                     contender=name,
                     repeat=0,
                     divergence=kinds.get(name, NOT_COMPARED),
-                    timed=answers[name],
+                    tokens=len(timed.token_ids),
+                    first_seconds=timed.first_seconds,
+                    seconds=timed.seconds,
+                    counted=timed.counted,
+                    cycles=timed.cycles,
                 )
                 for name in names
+                for timed in [answers[name]]
             ],
             stolen,
         )

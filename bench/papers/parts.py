@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,8 +23,8 @@ from bench.fixtures.bundles import (
 )
 from bench.fixtures.prompts.prompt_files import POOLS, SPEC_BENCH, read_pool
 from bench.fixtures.prompts.streams import long_prompts, mixed_stream, write_stream
-from bench.harness.ledger import NAME, read_rows
-from bench.harness.outcomes import Outcome
+from bench.harness.ledger import NAME
+from bench.harness.outcomes import Outcome, outcome_of_comparison
 from ssd_runtime.loading.sources import NAMED, find_packed
 
 LATENCY = Path(__file__).parent / "latency"
@@ -84,22 +83,7 @@ class Comparison:
         options += ["--count", str(self.count)] if spread else ["--full"]
         if code := subprocess.run([sys.executable, "-m", "bench.compare", *options], check=False).returncode:
             sys.exit(code)
-        return self.outcome(own, packages)
-
-    def outcome(self, folder: Path, packages: str) -> Outcome:
-        """The outcome of a comparison that `folder` holds."""
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        settings = summary["settings"]
-        device = settings["device"]
-        return Outcome(
-            part=self.name,
-            processor=device["device"],
-            origin=f"{device['threads']} threads, torch {device['torch']}, {device['dtype']}",
-            packages=packages,
-            commit=summary.get("commit"),
-            settings=settings,
-            rows=tuple(read_rows(folder / NAME)),
-        )
+        return outcome_of_comparison(own / NAME, self.name, packages)
 
     def is_current(self, outcome: Outcome) -> bool:
         """Whether an outcome is of these contenders and this bundle."""

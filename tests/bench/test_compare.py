@@ -15,7 +15,7 @@ from rich.console import Console
 from bench import at_once, compare, demo
 from bench.demo import Contender, measure, table
 from bench.harness.contenders import Decode, Timed
-from bench.harness.ledger import NAME, Ledger, Row, read_rows
+from bench.harness.ledger import NAME, Ledger, Row, commits_of, read_comparison
 from bench.harness.peers.in_process import PEERS
 from bench.harness.standings import against, standings
 from ssd_profiles.errors import UserError
@@ -74,7 +74,7 @@ def test_a_ledger_goes_on_and_refuses_other_settings(tmp_path: Path, monkeypatch
         with pytest.raises(UserError, match="holds no comparison"):
             Ledger(tmp_path / "broken", settings)
     again.add([row("2", "plain", 2.0), row("2", "fast", 1.0)])
-    assert again.commits == "abc, def", "rows keep the commit that they were measured at"
+    assert commits_of(again.rows) == "abc, def", "rows keep the commit that they were measured at"
     with pytest.raises(UserError, match="other settings"):
         Ledger(path, {"contenders": ["plain"]})
 
@@ -163,7 +163,7 @@ def test_requests_at_once(folder: Path, tmp_path: Path, prompts: Path, monkeypat
     monkeypatch.setattr(sys, "argv", ["peers", *options, "--rounds", "3", "--out", str(out)])
     with pytest.raises(UserError, match="take 18 prompts, got 12"):
         at_once.main()
-    rows = read_rows(out / NAME)
+    _, rows = read_comparison(out / NAME)
     assert {row.category for row in rows} == {"1 at once", "2 at once"}
     assert len({row.prompt for row in rows}) == 4
     assert {row.contender for row in rows} >= {"plain", "auto", "transformers generate, padded"}

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bench.harness.contenders import PLAIN, Decode, Timed, ours
-from bench.harness.ledger import NAME, Ledger, read_rows
+from bench.harness.ledger import NAME, Ledger, read_comparison
 from bench.harness.turns import decode_in_turn
 from bench.llama_cpp import LLAMA, SPECULATIONS, serving, tell, version
 from ssd_profiles.errors import UserError
@@ -95,7 +95,7 @@ def test_contenders_decode_the_same_prompts_in_turn_and_the_fastest_speculation_
     console = Console(record=True, width=160)
     decode_in_turn(ledger, engine, contenders, prompts, 6, compared=(PLAIN, "auto"), console=console)
     assert len(set(streams)) == len(streams), "no stream has the keys of another's prompt"
-    rows = read_rows(tmp_path / NAME)
+    _, rows = read_comparison(tmp_path / NAME)
     assert [row.contender for row in rows] == list(contenders) * 2
     assert {row.divergence for row in rows if row.contender in (PLAIN, "auto")} == {"none"}
     assert len({ids for _, ids in asked}) == 3
