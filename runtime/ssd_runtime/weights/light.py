@@ -25,8 +25,6 @@ NUMBERS_AT_ONCE = 1 << 18
 class LightLinear:
     """Projections on a light copy of their weights, or on a part of these weights' bits, called like `Linear`."""
 
-    __slots__ = ("fused", "kernels", "natives")
-
     fused: Native | None
     """The kernel if it computes all of the projections with norm and residual in fp32."""
     natives: Sequence[Native]

@@ -58,24 +58,6 @@ class Linear:
     rebuilt with the packed one. Of a quantised file's weights drafts read the high bits, without a copy.
     """
 
-    __slots__ = (
-        "_bits",
-        "_both",
-        "_calls",
-        "_factors",
-        "_fused",
-        "_last",
-        "_light",
-        "_memory",
-        "_modules",
-        "_names",
-        "_packed",
-        "_parent",
-        "_reordered",
-        "_serves",
-        "_stamp",
-    )
-
     def __init__(
         self,
         parent: nn.Module,

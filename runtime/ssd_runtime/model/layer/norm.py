@@ -21,21 +21,6 @@ class Norm:
     only, since families differ in where they round, and only if it agrees with the module.
     """
 
-    __slots__ = (
-        "_epsilon",
-        "_floor",
-        "_module",
-        "_name",
-        "_offset",
-        "_parent",
-        "_scaled",
-        "_short",
-        "_stamp",
-        "_weight",
-        "_width",
-        "rms",
-    )
-
     rms: RmsNorm | None
     """The norm as numbers, for kernels that norm their rows; None if only the module has its result."""
 

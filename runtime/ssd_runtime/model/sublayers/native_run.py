@@ -36,8 +36,6 @@ class _SubLayer(ctypes.Structure):
 class NativeSubLayer:
     """A sub-layer that our own code serves as a whole: an attention block, an MLP or experts."""
 
-    __slots__ = ("about", "attention", "connection", "kind", "layer", "mlp")
-
     def __init__(
         self,
         layer: int,

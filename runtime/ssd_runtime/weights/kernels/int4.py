@@ -23,8 +23,6 @@ class Int4:
     `levels` [out, in] are from 0 to 15; `scale` and `zero` are [out, in / 32].
     """
 
-    __slots__ = ("_bias", "_levels", "_scales", "out_features")
-
     name = "int4"
     rounding = torch.bfloat16
 

@@ -12,8 +12,6 @@ COLUMN_MULTIPLE = 32
 class Int8:
     """A weight levels × scale, with `levels` int8 [out, in] and `scale` [out] rounded to bf16."""
 
-    __slots__ = ("_bias", "_levels", "_scale", "out_features")
-
     name = "int8"
     rounding = torch.bfloat16
 

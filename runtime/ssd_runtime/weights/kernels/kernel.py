@@ -44,8 +44,6 @@ class _Norm(ctypes.Structure):
 class RmsNorm:
     """An RMS norm, x / sqrt(mean(x²) + epsilon) × weight, with `weight` [hidden] contiguous and in fp32."""
 
-    __slots__ = ("_about", "address", "weight")
-
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self.weight = weight
         self._about = _Norm(weight.data_ptr(), weight.nbytes, epsilon)
@@ -62,8 +60,6 @@ class Connection:
 
     Where a block of our own code is given None in place of one, its result is its output alone.
     """
-
-    __slots__ = ("_about", "address", "after", "factor", "norm")
 
     def __init__(self, norm: RmsNorm | None = None, after: RmsNorm | None = None, factor: float = 1.0) -> None:
         """None is for no norm."""

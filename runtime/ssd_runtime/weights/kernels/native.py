@@ -34,23 +34,6 @@ class Native:
     the bit whatever rows stand beside it.
     """
 
-    __slots__ = (
-        "_about",
-        "_blocks",
-        "_chosen",
-        "_draft",
-        "_kept",
-        "_nested",
-        "address",
-        "bias",
-        "in_features",
-        "library",
-        "moved",
-        "name",
-        "out_features",
-        "rounding",
-    )
-
     def __init__(
         self, kept: Format, tiles: Tensor, columns: int, bias: Tensor | None = None, out: int | None = None
     ) -> None:

@@ -9,8 +9,6 @@ from torch import Tensor
 class OneDNN:
     """A copy of a dense weight [out, in], in blocks that fit the processor's vector registers."""
 
-    __slots__ = ("_bias", "_packed", "out_features", "rounding")
-
     name = "oneDNN"
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
