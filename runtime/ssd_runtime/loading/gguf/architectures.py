@@ -7,30 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.gguf.entries import (
-    GEMMA4_LISTS,
-    PREDICTING,
-    Entries,
-    falcon_h1,
-    gemma2,
-    gemma3,
-    gemma4,
-    gpt_oss,
-    granite,
-    granitehybrid,
-    granitemoe,
-    lfm2,
-    lfm2moe,
-    llama,
-    mistral3,
-    none,
-    olmo2,
-    olmoe,
-    phi3,
-    qwen3moe,
-    qwen35,
-    qwen35moe,
-)
+from ssd_runtime.loading.gguf import entries as own
+from ssd_runtime.loading.gguf.entries import GEMMA4_LISTS, PREDICTING, Entries
 from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.gguf.layout import TRANSFORMERS, Layout
@@ -50,7 +28,7 @@ class Architecture:
     layout: Layout = TRANSFORMERS
     biases: Mapping[str, tuple[str, ...]] | None = None
     """Entries of the configuration that give a bias to projections, by the names of these in the file."""
-    entries: Callable[[Metadata, Entries], Entries] = none
+    entries: Callable[[Metadata, Entries], Entries] = own.none
     """Takes the metadata that only this architecture has; returns further entries of the configuration."""
     by_layer: tuple[str, ...] = ()
     """Keys whose values may differ by layer."""
@@ -58,32 +36,32 @@ class Architecture:
 
 QWEN35 = Layout(norm_offset=1.0, values_alternate=True)
 ARCHITECTURES = {
-    "llama": Architecture("llama", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, llama),
-    "mistral3": Architecture("ministral3", Layout(pairs_alternate=True), entries=mistral3),
+    "llama": Architecture("llama", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, own.llama),
+    "mistral3": Architecture("ministral3", Layout(pairs_alternate=True), entries=own.mistral3),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3", biases=BLOCK_BIASES),
-    "phi3": Architecture("phi3", entries=phi3),
-    "gemma2": Architecture("gemma2", Layout(norm_offset=1.0), BLOCK_BIASES, gemma2),
-    "gemma3": Architecture("gemma3_text", Layout(norm_offset=1.0), BLOCK_BIASES, gemma3),
-    "gemma4": Architecture("gemma4_text", entries=gemma4, by_layer=tuple(GEMMA4_LISTS)),
-    "olmo2": Architecture("olmo2", biases=BLOCK_BIASES, entries=olmo2),
-    "granite": Architecture("granite", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, granite),
-    "granitemoe": Architecture("granitemoe", Layout(pairs_alternate=True), BLOCK_BIASES, granitemoe),
-    "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=olmoe),
-    "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=qwen3moe),
-    "gpt-oss": Architecture("gpt_oss", Layout(experts_alternate=True), BLOCK_BIASES, gpt_oss),
-    "lfm2": Architecture("lfm2", entries=lfm2),
-    "lfm2moe": Architecture("lfm2_moe", entries=lfm2moe),
-    "qwen35": Architecture("qwen3_5_text", QWEN35, BLOCK_BIASES, qwen35),
-    "qwen3next": Architecture("qwen3_next", Layout(norm_offset=1.0, gates_joined=True), BLOCK_BIASES, qwen35moe),
-    "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, BLOCK_BIASES, qwen35moe),
+    "phi3": Architecture("phi3", entries=own.phi3),
+    "gemma2": Architecture("gemma2", Layout(norm_offset=1.0), BLOCK_BIASES, own.gemma2),
+    "gemma3": Architecture("gemma3_text", Layout(norm_offset=1.0), BLOCK_BIASES, own.gemma3),
+    "gemma4": Architecture("gemma4_text", entries=own.gemma4, by_layer=tuple(GEMMA4_LISTS)),
+    "olmo2": Architecture("olmo2", biases=BLOCK_BIASES, entries=own.olmo2),
+    "granite": Architecture("granite", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, own.granite),
+    "granitemoe": Architecture("granitemoe", Layout(pairs_alternate=True), BLOCK_BIASES, own.granitemoe),
+    "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=own.olmoe),
+    "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=own.qwen3moe),
+    "gpt-oss": Architecture("gpt_oss", Layout(experts_alternate=True), BLOCK_BIASES, own.gpt_oss),
+    "lfm2": Architecture("lfm2", entries=own.lfm2),
+    "lfm2moe": Architecture("lfm2_moe", entries=own.lfm2moe),
+    "qwen35": Architecture("qwen3_5_text", QWEN35, BLOCK_BIASES, own.qwen35),
+    "qwen3next": Architecture("qwen3_next", Layout(norm_offset=1.0, gates_joined=True), BLOCK_BIASES, own.qwen35moe),
+    "qwen35moe": Architecture("qwen3_5_moe_text", QWEN35, BLOCK_BIASES, own.qwen35moe),
     "granitehybrid": Architecture(
         "granitemoehybrid",
         Layout(pairs_alternate=True),
         {**BLOCK_BIASES, "mamba_conv_bias": ("ssm_conv1d",), "mamba_proj_bias": ("ssm_in",)},
-        granitehybrid,
+        own.granitehybrid,
     ),
-    "falcon-h1": Architecture("falcon_h1", biases={"mamba_conv_bias": ("ssm_conv1d",)}, entries=falcon_h1),
+    "falcon-h1": Architecture("falcon_h1", biases={"mamba_conv_bias": ("ssm_conv1d",)}, entries=own.falcon_h1),
     "ernie4_5": Architecture("ernie4_5"),
     "seed_oss": Architecture(
         "seed_oss",
