@@ -42,6 +42,4 @@ def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         pytest.skip("this processor's best instructions are AVX2")
     plain = _without_avx512()
     monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
-    monkeypatch.setattr("ssd_runtime.model.sublayers.native_attention.library", lambda: plain)
-    monkeypatch.setattr("ssd_runtime.model.sublayers.native_run.library", lambda: plain)
     return plain

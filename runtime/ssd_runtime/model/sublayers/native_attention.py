@@ -14,8 +14,8 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
-from ssd_runtime.weights.kernels.native import Native
-from ssd_runtime.weights.native.library import COUNT, FLOAT, POINTER, fields, library
+from ssd_runtime.weights.kernels.native import Native, required_library
+from ssd_runtime.weights.native.library import COUNT, FLOAT, POINTER, fields
 
 QUERIES = 32
 """Most queries of a key-value head that are attended together."""
@@ -111,10 +111,7 @@ class NativeAttention:
         its head's output, before their sigmoid. A `cap` of 0 is none. Rotations turn neighbours if `alternate`
         (`rotate`). `sinks` [heads] are as for `attend`.
         """
-        found = library()
-        if found is None:
-            raise RuntimeError("no compiled code for this processor")
-        self._library = found
+        self._library = required_library()
         self.connection = connection
         norms = q_norm, k_norm
         addresses = (ctypes.c_void_p * len(qkv))(*(each.address for each in qkv))

@@ -21,8 +21,9 @@ from ssd_runtime.model.sublayers.native_attention import (
     longest_of,
 )
 from ssd_runtime.weights.kernels.kernel import Connection
+from ssd_runtime.weights.kernels.native import required_library
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
-from ssd_runtime.weights.native.library import COUNT, POINTER, fields, library
+from ssd_runtime.weights.native.library import COUNT, POINTER, fields
 
 
 class _SubLayer(ctypes.Structure):
@@ -89,8 +90,7 @@ class NativeRun:
 
         Raises RuntimeError if sizes do not agree.
         """
-        found, sequences = library(), batch.sequences
-        assert found is not None
+        found, sequences = required_library(), batch.sequences
         assert sequences is not None
         x = x.contiguous()
         n, threads = x.shape[0], torch.get_num_threads()

@@ -42,7 +42,7 @@ class Native:
         They have 16 outputs each, of which `out` are the weight's; by default all. Raises RuntimeError where the code
         cannot run.
         """
-        self.library = _required()
+        self.library = required_library()
         self._kept = kept
         self.rounding = torch.int8 if kept.has_levels else torch.float32
         self._draft: Native | None = None
@@ -85,7 +85,7 @@ class Native:
         tiles = torch.empty(size, dtype=torch.uint8) if memory is None else memory.take(size)
         begin = 0
         for part in parts:
-            _required().repack(kept.number, part, columns, tiles, begin)
+            required_library().repack(kept.number, part, columns, tiles, begin)
             begin += len(part) // TILE
         found = cls(kept, tiles, columns, bias, sum(map(len, parts)))
         found.moved = memory is not None
@@ -220,7 +220,7 @@ def use_huge_pages(kernels: Iterable[Native]) -> None:
             kernel.move(memory)
 
 
-def _required() -> Library:
+def required_library() -> Library:
     """The C code. Raises RuntimeError where it cannot run."""
     found = library()
     if found is None:
@@ -247,4 +247,4 @@ def rounded(weight: Tensor, bits: int) -> Rounded:
     if weight.dtype not in (torch.float32, *SIXTEEN):  # such as fp64
         weight = weight.float()
     blocks = np.empty((len(weight), round(weight.shape[1] * kept.bits) // 8), np.uint8)
-    return Rounded(kept, blocks, *_required().round(weight, bits, blocks))
+    return Rounded(kept, blocks, *required_library().round(weight, bits, blocks))
