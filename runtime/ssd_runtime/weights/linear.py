@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from ssd_runtime.devices.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.int8 import COLUMN_MULTIPLE
-from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
+from ssd_runtime.weights.kernels.kernel import RowNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
 from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernels, most_bytes
@@ -75,8 +76,9 @@ class Linear:
         self._names = tuple(names)
         self._memory = memory
         self._reordered = reordered
-        self._packed: Kernel | None = None
-        self._light = dict[int, LightLinear]()
+        self._packed: OneDNN | None = None
+        self.copies = dict[int, LightLinear]()
+        """The light copies by their bits."""
         self._bits: DraftBits = "none"
         self._both = False
         self.serve(ALWAYS)
@@ -92,14 +94,9 @@ class Linear:
         """Whether no module of the user's multiplies several rows at once; those of experts take one at a time."""
         return self.packed or bool(self.formats) or not self._reordered
 
-    @property
-    def copies(self) -> Mapping[int, LightLinear]:
-        """The light copies by their bits."""
-        return self._light
-
     def light(self, bits: int) -> Linear | LightLinear:
         """The copy in these bits, else the other copy, else these projections themselves."""
-        return self._light.get(bits) or next(iter(self._light.values()), self)
+        return self.copies.get(bits) or next(iter(self.copies.values()), self)
 
     @property
     def foreign(self) -> list[nn.Module]:
@@ -119,7 +116,6 @@ class Linear:
     def serve(self, rows: Sequence[bool]) -> None:
         """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
         self._serves = tuple(rows)
-        self._last = len(rows) - 1
 
     def lighten(self, bits: DraftBits, both: bool) -> None:
         """Make the light copies that `bits` asks for (`light_kernels`), or drop them."""
@@ -155,11 +151,6 @@ class Linear:
         return f"{left} of memory are left for them; give more with --weight-memory"
 
     @property
-    def fused(self) -> Native | None:
-        """The kernel that computes all of the projections with norm and residual; None if there is none."""
-        return self._fused
-
-    @property
     def natives(self) -> Sequence[Native]:
         """Our own kernels that compute the projections side by side; none where another kernel has a part in it."""
         natives = [call for call in self._calls if isinstance(call, Native) and self._factors is None]
@@ -167,14 +158,14 @@ class Linear:
 
     def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
         """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
-        if self._fused is not None and (norm is None or norm.rms is not None):
-            return self._fused.fused(x, None if norm is None else norm.rms, residual)
+        if self.fused is not None and (norm is None or norm.rms is not None):
+            return self.fused.fused(x, None if norm is None else norm.rms, residual)
         y = self._product(x if norm is None else norm(x))
         y = y if self._factors is None else y * self._factors
         return y if residual is None else residual + y
 
     def _product(self, x: Tensor) -> Tensor:
-        if self._packed is not None and self._serves[min(x.shape[0] - 1, self._last)]:
+        if self._packed is not None and self._serves[min(x.shape[0], len(self._serves)) - 1]:
             return self._packed(x)
         if len(self._calls) == 1:
             return self._calls[0](x)
@@ -194,28 +185,33 @@ class Linear:
         self._modules = self._found()
         self._calls: Sequence[Callable[[Tensor], Tensor]] = whole_calls(self._modules)
         only = self._calls[0] if len(self._calls) == 1 else None
-        self._fused = only if isinstance(only, Native) and self._factors is None else None
+        self.fused = only if isinstance(only, Native) and self._factors is None else None
+        """The kernel that computes all of the projections with norm and residual; None if there is none."""
         self._stamp = stamp_of(self._modules)
-        self._drop()
         self._build_packed()
         self._build_light()
 
     def _build_packed(self) -> None:
-        linears = [linear for linear in self._copied() if can_serve(linear.weight)]
-        if not self._reordered or len(linears) < len(self._modules) or not self._memory.claim(_bytes(linears)):
-            return
-        try:
-            self._pack(linears)
-        except Exception:  # the modules serve whatever the packed operation cannot
+        """Pack the weights, and keep the copy only if its output agrees with the modules'."""
+        if self._packed is not None:
+            self._memory.used -= self._packed.nbytes
             self._packed = None
+        linears = [linear for linear in self._copied() if can_serve(linear.weight)]
+        size = sum(linear.weight.nbytes for linear in linears)
+        if not self._reordered or len(linears) < len(self._modules) or not self._memory.claim(size):
+            return
+        with suppress(Exception):  # the modules serve whatever the packed operation cannot
+            weight, bias = _joined(linears)
+            packed = OneDNN(weight, bias)
+            self._packed = packed if self._agrees(packed, weight) else None
         if self._packed is None:
-            self._memory.used -= _bytes(linears)
+            self._memory.used -= size
 
     def _build_light(self) -> None:
-        self._memory.used -= sum(copy.nbytes for copy in self._light.values())
-        self._light = {}
+        self._memory.used -= sum(copy.nbytes for copy in self.copies.values())
+        self.copies = {}
         if self._bits in ("auto", "4") and any(native.draft for native in self.natives):
-            self._light[4] = LightLinear([native.draft or native for native in self.natives], torch.float32)
+            self.copies[4] = LightLinear([native.draft or native for native in self.natives], torch.float32)
             return
         most = self.light_bytes(self._bits, self._both)
         if most and self._memory.claim(most):
@@ -224,7 +220,7 @@ class Linear:
                 weight, bias = weight * self._factors[:, None], None if bias is None else bias * self._factors
             kernels = light_kernels(weight, bias, self._bits, self._both)
             rows = torch.float32 if isinstance(found[0], Native) else weight.dtype
-            self._light = {bits: LightLinear([kernel], rows) for bits, kernel in kernels.items()}
+            self.copies = {bits: LightLinear([kernel], rows) for bits, kernel in kernels.items()}
             self._memory.used -= most - sum(kernel.nbytes for kernel in kernels.values())
 
     def _originals(self) -> Sequence[nn.Linear | Native]:
@@ -233,32 +229,17 @@ class Linear:
 
     def _copied(self) -> list[nn.Linear]:
         """The modules, if copies of their weights may stand in for them; otherwise none."""
-        linears = [module for module in self._modules if isinstance(module, nn.Linear) and _replaceable(module)]
+        linears = [module for module in self._modules if is_exact(module) and not hooked(module)]
         return linears if len(linears) == len(self._modules) else []
 
-    def _pack(self, linears: Sequence[nn.Linear]) -> None:
-        """Pack the weights, and keep the copy only if its output agrees with the modules'."""
-        weight, bias = _joined(linears)
-        packed = OneDNN(weight, bias)
-        self._packed = packed if self._agrees(packed, weight) else None
-
-    def _drop(self) -> None:
-        if self._packed is not None:
-            self._memory.used -= self._packed.nbytes
-            self._packed = None
-
-    def _agrees(self, packed: Kernel, weight: Tensor) -> bool:
+    def _agrees(self, packed: OneDNN, weight: Tensor) -> bool:
         probe = torch.linspace(-1, 1, weight.shape[1], dtype=weight.dtype)[None]
         expected = torch.cat([module(probe) for module in self._modules], -1).float()
         difference = (packed(probe).float() - expected).abs().max()
         return bool(difference <= TOLERANCE[weight.dtype] * expected.abs().max().clamp(min=1e-6))
 
 
-def _bytes(linears: Sequence[nn.Linear]) -> int:
-    return sum(linear.weight.numel() * linear.weight.element_size() for linear in linears)
-
-
-def is_exact(module: nn.Module) -> bool:
+def is_exact(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether the module multiplies by a plain weight. Tensor subclasses, such as torchao's, may do anything else."""
     return type(module) is nn.Linear and type(module.weight) is nn.Parameter
 
@@ -292,11 +273,6 @@ def side_by_side(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> 
         return weight, None
     parts = [weight.new_zeros(len(own)) if bias is None else bias for own, bias in zip(weights, biases, strict=True)]
     return weight, torch.cat(parts)
-
-
-def _replaceable(module: nn.Linear) -> bool:
-    """Whether a copy of the module's weight computes what the module does."""
-    return is_exact(module) and not hooked(module)
 
 
 def stamp_of(modules: Sequence[nn.Module]) -> list[Any]:

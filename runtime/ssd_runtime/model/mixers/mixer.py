@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
+from ssd_runtime.weights.linear import written
 
 FEW = 32
 """Most rows that run one after the other: more than nearly all verifications have."""
@@ -69,13 +70,7 @@ class Mixer(ABC):
         norm = list(self._module.norm.parameters()) if hasattr(self._module, "norm") else []
         own = [each for each in (*self._module._parameters.values(), *conv.parameters(), *norm) if each is not None]
         output = getattr(self._module, self.output)
-        stamp = [
-            conv,
-            hooked(conv),
-            output,
-            hooked(output),
-            *((each.data_ptr(), each.is_inference() or each._version) for each in own),
-        ]
+        stamp = [conv, hooked(conv), output, hooked(output), *map(written, own)]
         changed = stamp != self._stamp
         if changed:
             self._stamp = stamp
