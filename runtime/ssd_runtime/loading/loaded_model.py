@@ -9,13 +9,7 @@ from functools import cached_property
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ssd_artifacts.fingerprint import (
-    ModelFingerprint,
-    WeightHashes,
-    config_sha256,
-    tokenizer_sha256,
-    weight_hashes,
-)
+from ssd_artifacts.fingerprint import ModelFingerprint, WeightHashes, config_sha256, tokenizer_sha256, weight_hashes
 from ssd_profiles.errors import UserError
 from ssd_profiles.printable import CHARACTER, UNFINISHED, printable
 from ssd_profiles.prompts import Prompt

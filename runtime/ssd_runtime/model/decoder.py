@@ -22,11 +22,7 @@ from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
 from ssd_runtime.model.embedding import Embedding
 from ssd_runtime.model.family.families import family_of
-from ssd_runtime.model.family.layer_kinds import (
-    LayerKind,
-    query_scaling,
-    setting,
-)
+from ssd_runtime.model.family.layer_kinds import LayerKind, query_scaling, setting
 from ssd_runtime.model.head.output_head import OutputHead, alone_as_two
 from ssd_runtime.model.layer.layer import Layer, layers_of
 from ssd_runtime.model.layer.layer_inputs import LayerInputs, input_width

@@ -20,13 +20,7 @@ from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
 from ssd_runtime.devices.device import processor_flags
-from ssd_runtime.weights.native.forms import (
-    COMPILERS,
-    FOLDER,
-    FORMS,
-    compile_library,
-    form_name,
-)
+from ssd_runtime.weights.native.forms import COMPILERS, FOLDER, FORMS, compile_library, form_name
 from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder
 
 POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
