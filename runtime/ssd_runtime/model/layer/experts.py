@@ -14,7 +14,7 @@ from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.mlp import LayerActivation, Mlp
 from ssd_runtime.model.layer.norm import Norm
-from ssd_runtime.model.mixers.exact import exact
+from ssd_runtime.model.mixers.mixer import exact
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, Router, Routing
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written

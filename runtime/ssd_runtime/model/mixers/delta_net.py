@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from ssd_runtime.model.mixers.exact import exact
-from ssd_runtime.model.mixers.mixer import Mixer, State
+from ssd_runtime.model.mixers.mixer import Mixer, State, exact
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.native_recurrence import HeadNumbers, NativeRecurrence

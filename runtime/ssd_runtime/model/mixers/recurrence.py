@@ -7,8 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.mixers.exact import exact
-from ssd_runtime.model.mixers.mixer import FEW
+from ssd_runtime.model.mixers.mixer import FEW, exact
 
 CHUNK = 64
 """Rows that the chunked form takes at once."""
