@@ -51,7 +51,7 @@ class Projections:
         follow, as in `module vnni4 vnni8`.
         """
         packed = [linear.packed for linear in self]
-        formats = dict.fromkeys(name for linear in self for name in linear.formats)
+        formats = dict.fromkeys(kernel.name for linear in self for kernel in linear.quantised)
         beside = "".join(f" {name}" for name in formats) + named(self.foreign)
         if not any(packed) or not any(self._serves):
             return f"module{beside}"
@@ -89,7 +89,7 @@ class Projections:
 
     def rounding(self, dtype: torch.dtype) -> torch.dtype:
         """The coarsest dtype to which rows are rounded: that of a quantised file's kernels, else the model's own."""
-        found = {each for linear in self for each in linear.roundings}
+        found = {kernel.rounding for linear in self for kernel in linear.quantised}
         return min(found, key=lambda each: each.itemsize, default=dtype)
 
     def use_own_threads(self, own: bool) -> None:

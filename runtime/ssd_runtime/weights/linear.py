@@ -16,7 +16,7 @@ from ssd_runtime.devices.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.int8 import COLUMN_MULTIPLE
-from ssd_runtime.weights.kernels.kernel import RowNorm
+from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
 from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernels, most_bytes
@@ -92,7 +92,7 @@ class Linear:
     @property
     def by_kernel(self) -> bool:
         """Whether no module of the user's multiplies several rows at once; those of experts take one at a time."""
-        return self.packed or bool(self.formats) or not self._reordered
+        return self.packed or bool(self.quantised) or not self._reordered
 
     def light(self, bits: int) -> Linear | LightLinear:
         """The copy in these bits, else the other copy, else these projections themselves."""
@@ -104,14 +104,9 @@ class Linear:
         return [module for module in self._modules if not is_exact(module) and type(module) is not PackedLinear]
 
     @property
-    def formats(self) -> list[str]:
-        """Names of the kernels of the modules that hold a quantised file's weights."""
-        return [module.kernel.name for module in self._modules if type(module) is PackedLinear]
-
-    @property
-    def roundings(self) -> list[torch.dtype]:
-        """The dtypes to which these kernels round rows."""
-        return [module.kernel.rounding for module in self._modules if type(module) is PackedLinear]
+    def quantised(self) -> list[Kernel]:
+        """The kernels of the modules that hold a quantised file's weights."""
+        return [module.kernel for module in self._modules if type(module) is PackedLinear]
 
     def serve(self, rows: Sequence[bool]) -> None:
         """Let the packed copy serve n rows where `rows[n - 1]` is true. The last entry holds for all larger n."""
@@ -135,7 +130,7 @@ class Linear:
     def obstacle(self) -> str:
         """The condition that does not hold, and what to do; for projections without light copies."""
         found = self._originals()
-        if self.formats and not found:
+        if self.quantised and not found:
             return "drafts read packed weights in fewer bits where most have 6 or 8; use --weights dense"
         if not found:
             kinds = ", ".join(sorted({type(module).__name__ for module in self._modules}))
