@@ -80,10 +80,7 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), LLAMA_3_MERGED),
     **dict.fromkeys(("glm4", "glm5"), PreTokenizer(LLAMA_3.patterns, ignore_merges=True)),
     **dict.fromkeys(
-        (
-            *("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open"),
-            *("grok-2",),
-        ),
+        ("deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "stablelm2", "hunyuan", "solar-open", "grok-2"),
         QWEN_2,
     ),
     "qwen2": replace(QWEN_2, nfc=True),

@@ -233,14 +233,19 @@ class KVCache:
             self.placed(number)
 
     def _slide(self, number: int, committed: int) -> None:
-        """Drop the positions of a sliding layer group that no row from position `committed` on can see."""
+        """Drop the positions of a sliding layer group that no row from position `committed` on can see.
+
+        The windows before marked positions are copied first.
+        """
         lease = self.leases[number]
         group = self.pool.groups[number]
         first = max(0, _window_begin(group, committed) - self.lookback)
         dropped = first - lease.first
         if dropped < SPARE_SLOTS:  # keys would soon be moved again, so the lease grows instead
             return
-        self._save_marks(group, first, committed)
+        for position, saved in self._marks.items():
+            if position <= committed and _window_begin(group, position) < first and not saved:
+                self._marks[position] = self._windows(position)
         kept = lease.size - dropped
         for layer in group.layers:
             slots = self._part(layer, first, kept)
@@ -260,12 +265,6 @@ class KVCache:
             self.placed(number)
             for layer in group.layers:
                 self._part(layer, begin, position - begin).copy_(windows[layer])
-
-    def _save_marks(self, group: LayerGroup, first: int, committed: int) -> None:
-        """Copy the windows before marked positions that a layer group is about to drop."""
-        for position, saved in self._marks.items():
-            if position <= committed and _window_begin(group, position) < first and not saved:
-                self._marks[position] = self._windows(position)
 
     def _windows(self, position: int) -> dict[int, Tensor]:
         """Copies of the windows before a position, by sliding layer."""

@@ -282,17 +282,8 @@ class KVPool:
     def _sizes(self, max_bytes: int, sequences: int) -> list[int]:
         """Number of slots of each layer group: sliding groups need few per sequence, and the others share the rest."""
         equal = max_bytes // self.layout.bytes_per_slot
-        sizes = [
-            equal if group.window is None else min(equal, sequences * sliding_slots(group.window))
-            for group in self.groups
-        ]
+        windows = [group.window for group in self.groups]
+        sizes = [0 if window is None else min(equal, sequences * sliding_slots(window)) for window in windows]
+        left = max_bytes - sum(size * group.slot_bytes for size, group in zip(sizes, self.groups, strict=True))
         growing = sum(group.slot_bytes for group in self.groups if group.window is None)
-        if growing:
-            spent = sum(
-                size * group.slot_bytes
-                for size, group in zip(sizes, self.groups, strict=True)
-                if group.window is not None
-            )
-            rest = (max_bytes - spent) // growing
-            sizes = [rest if group.window is None else size for size, group in zip(sizes, self.groups, strict=True)]
-        return sizes
+        return [left // growing if window is None else size for size, window in zip(sizes, windows, strict=True)]

@@ -80,11 +80,6 @@ def dense_parts(data: NDArray[np.uint8], kind: Type) -> Iterator[Tensor]:
 def dense(data: NDArray[np.uint8], kind: Type) -> Tensor:
     """The tensor of blocks or numbers `data` in fp32."""
     if kind == Type.Q8_0:
-        blocks = _q8_0(data)
+        blocks = torch.from_numpy(np.array(data)).unflatten(-1, (-1, 34))  # an fp16 scale and 32 levels each
         return (blocks[..., 2:].view(torch.int8) * _from_fp16_bytes(blocks[..., :2])[..., None]).flatten(-2)
     return torch.from_numpy(np.array(dequantize(data, kind), dtype=np.float32))
-
-
-def _q8_0(data: NDArray[np.uint8]) -> Tensor:
-    """Blocks [out, n, 34], or [n, 34] of a vector: an fp16 scale and 32 levels."""
-    return torch.from_numpy(np.array(data)).unflatten(-1, (-1, 34))

@@ -71,13 +71,12 @@ def kernel_of(stored: Sequence[Stored], form: str, bias: Tensor | None, memory: 
     """
     if form == FOUR:
         fours = [levels4(*each) for each in stored]
-        levels, scale, zero = (
-            torch.cat([getattr(part, name) for part in fours]) for name in ("levels", "scale", "zero")
-        )
+        levels, scale, zero = (torch.cat(parts) for parts in zip(*fours, strict=True))
         return Int4(levels, scale, zero, bias)
     if form == EIGHT:
-        parts = [quantised(rows) for each in stored for rows in dense_parts(*each)]
-        return Int8(torch.cat([levels for levels, _ in parts]), torch.cat([scale for _, scale in parts]), bias)
+        eights = [quantised(rows) for each in stored for rows in dense_parts(*each)]
+        levels, scale = (torch.cat(parts) for parts in zip(*eights, strict=True))
+        return Int8(levels, scale, bias)
     return Native.of_blocks(OWN[form], [_blocks(*each, form) for each in stored], _columns(*stored[0]), bias, memory)
 
 
