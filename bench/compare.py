@@ -23,7 +23,7 @@ from rich.console import Console
 from bench.fixtures.prompts.prompt_files import read_pool, stratified
 from bench.harness.contenders import PLAIN, about, digest, ours, singly, strategy_of
 from bench.harness.ledger import NAME, Ledger, commits_of, stolen_share
-from bench.harness.peers.in_process import PEERS
+from bench.harness.peers import PEERS
 from bench.harness.pricing import priced, read_latency
 from bench.harness.provenance import disturbance
 from bench.harness.standings import standings

@@ -69,11 +69,6 @@ def listed_rows(name: str, records: Records) -> Records:
     return [records[row] for row in json.loads(ROWS.read_text(encoding="utf-8"))[name]]
 
 
-def all_rows(records: Records) -> Records:
-    """The whole file."""
-    return records
-
-
 FILES = (
     PromptFile(
         name="spec_bench/dev.jsonl",
@@ -101,7 +96,7 @@ FILES = (
         url=f"{GITHUB}/openai/human-eval/6d43fb980f9fee3c892a914eda09951f772ad10d/data/HumanEval.jsonl.gz",
         licence="MIT",
         sha256="621ff099e7d6a9b630619acd3568aef441dec51a8c84f881a9dd1f2d2ed15914",
-        select=all_rows,
+        select=list,
     ),
 )
 

@@ -16,7 +16,7 @@ from bench.benchmarks.parts import PARTS, Part
 from bench.compare import SINGLE
 from bench.harness.ledger import NOT_COMPARED, Row, write_rows
 from bench.harness.outcomes import Outcome, read_outcomes
-from bench.harness.peers.in_process import PEERS
+from bench.harness.peers import PEERS
 from bench.llama_cpp import LLAMA
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.registry import check_strategy, read_settings

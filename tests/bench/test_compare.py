@@ -16,7 +16,7 @@ from bench import at_once, compare, demo
 from bench.demo import Contender, measure, table
 from bench.harness.contenders import Decode, Timed
 from bench.harness.ledger import NAME, Ledger, Row, commits_of, read_comparison
-from bench.harness.peers.in_process import PEERS
+from bench.harness.peers import PEERS
 from bench.harness.standings import against, standings
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt

@@ -1,1 +1,0 @@
-"""Other tools that decode the same prompts with the same weights."""
