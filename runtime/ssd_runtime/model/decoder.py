@@ -16,7 +16,7 @@ from ssd_runtime.devices.memory import gib
 from ssd_runtime.devices.placement import device_of
 from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.batch.builder import BatchBuilder
-from ssd_runtime.model.batch.rotary import RotaryTables
+from ssd_runtime.model.batch.rotary import RotaryTable, rope_switch, rotary_tables
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_layout import KVLayout
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS, KVPool
@@ -84,9 +84,9 @@ class Decoder:
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers, self.packed)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
-            rotary = RotaryTables(base, self.family, like, self.shape.max_context)
+            rotary = rotary_tables(base, self.family, like, self.shape.max_context)
         self.layer_kinds = tuple(layer.about.name for layer in self.layers)
-        self.rope_switch = rotary.switch
+        self.rope_switch = rope_switch(config, self.family)
         """All tokens of a longer sequence are rotated by other angles (longrope); None for other models."""
         ends = {device_of(getattr(base, self.family.final_norm)), device_of(model.lm_head)}
         self.is_spread = ends | {layer.device for layer in self.layers} != {self.device}
@@ -114,11 +114,11 @@ class Decoder:
         self.kv_layout = self._layout(layers, kv_bits is not None)
         self.batches = self._batches(rotary)
 
-    def _batches(self, rotary: RotaryTables) -> BatchBuilder:
+    def _batches(self, rotary: dict[str, RotaryTable]) -> BatchBuilder:
         kinds = list(dict.fromkeys(layer.about for layer in self.layers))
         return BatchBuilder(
             kinds=kinds,
-            tables=rotary.tables,
+            tables=rotary,
             heads=self.shape.heads,
             dtype=self.dtype,
             device=self.device,

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import LONGROPE, rope_types
@@ -28,10 +29,10 @@ class RotaryTable:
         module: Callable[..., tuple[Tensor, Tensor]],
         like: Tensor,
         max_context: int,
-        switch: int | None = None,
-        name: str = "default",
-        alternate: bool = False,
-        once: bool = False,
+        switch: int | None,
+        name: str,
+        alternate: bool,
+        once: bool,
     ) -> None:
         """`module` is transformers': it returns cos and sin [1, n, width] of positions [1, n], in the dtype of `like`.
 
@@ -77,29 +78,26 @@ class RotaryTable:
         return cos[0, :, None].to(device).contiguous(), signed[0, :, None].to(device).contiguous()
 
 
-class RotaryTables:
-    """The tables of a model's rotary embeddings, by name."""
+def rope_switch(config: PreTrainedConfig, family: Family) -> int | None:
+    """The length from which on all tokens are rotated by other angles (longrope); None for other models."""
+    has_one = LONGROPE in rope_types(config, family).values()
+    return int(config.rope_parameters["original_max_position_embeddings"]) if has_one else None
 
-    def __init__(self, base: Any, family: Family, like: Tensor, max_context: int) -> None:
-        """Those of the base model `base`, in the dtype and on the device of `like`, for up to `max_context` tokens."""
-        config = base.config
-        types = rope_types(config, family)
-        self.switch: int | None = None
-        """The length from which on all tokens are rotated by other angles (longrope); None for other models."""
-        if LONGROPE in types.values():
-            self.switch = int(config.rope_parameters["original_max_position_embeddings"])
-        self.tables = {
-            name: RotaryTable(
-                module=getattr(base, family.rotary),
-                like=like,
-                max_context=max_context,
-                switch=self.switch,
-                name=name,
-                alternate=family.pairs_alternate,
-                once=family.angles_once,
-            )
-            for name in types
-        }
+
+def rotary_tables(base: Any, family: Family, like: Tensor, max_context: int) -> dict[str, RotaryTable]:
+    """The tables of the base model's rotary embeddings by name, in the dtype and on the device of `like`."""
+    return {
+        name: RotaryTable(
+            module=getattr(base, family.rotary),
+            like=like,
+            max_context=max_context,
+            switch=rope_switch(base.config, family),
+            name=name,
+            alternate=family.pairs_alternate,
+            once=family.angles_once,
+        )
+        for name in rope_types(base.config, family)
+    }
 
 
 def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:
