@@ -84,10 +84,6 @@ class Segment:
     certain: bool = False
     """Whether all rows will be committed, as those of a prompt are: then mixers keep no inputs of them."""
 
-    def on(self, device: torch.device) -> Segment:
-        """A copy of the segment for layers on `device`."""
-        return replace(self, views=tuple(view.on(device) for view in self.views))
-
 
 @dataclass(frozen=True, slots=True)
 class Variants:
@@ -108,10 +104,6 @@ class Variants:
         views = tuple(replace(view, rotation=repeated(view.rotation, count)) for view in self.views)
         starts = [start for start in self.lineage.starts for _ in range(count)]
         return Variants(self.cache, self.rows * count, views, Lineage.apart(starts))
-
-    def on(self, device: torch.device) -> Variants:
-        """A copy of the variants for layers on `device`."""
-        return replace(self, views=tuple(view.on(device) for view in self.views))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +139,7 @@ class Batch:
     def on(self, device: torch.device) -> Batch:
         """A copy of the batch for layers on `device`, made once."""
         if device not in self._copies:
-            self._copies[device] = Batch.of([segment.on(device) for segment in self.segments])
+            self._copies[device] = Batch.of(
+                [replace(each, views=tuple(view.on(device) for view in each.views)) for each in self.segments]
+            )
         return self._copies[device]
