@@ -58,19 +58,12 @@ def _taken_apart(
     yield "model", model.model
     for index, layer in enumerate(model.model.layers):
         yield f"layers.{index}", layer
-        for mixer in mixers:
-            if getattr(layer, mixer, None) is not None:
-                yield f"layers.{index}.{mixer}", getattr(layer, mixer)
-        block = getattr(layer, mlp)
-        yield f"layers.{index}.{mlp}", block
-        for path, owner in (("", layer), (f"{mlp}.", block)):
-            if hasattr(owner, "experts"):
-                yield f"layers.{index}.{path}experts", owner.experts
-        part = None if shared is None else layer
-        for name in (shared or "").split("."):
-            part = getattr(part, name, None)
-        if part is not None:  # some layers have no experts
-            yield f"layers.{index}.{shared}", part
+        for path in (*mixers, mlp, "experts", f"{mlp}.experts", *([] if shared is None else [shared])):
+            part: Any = layer
+            for name in path.split("."):
+                part = getattr(part, name, None)
+            if part is not None:  # some layers have no experts, or another mixer
+                yield f"layers.{index}.{path}", part
 
 
 def _home(hook: Callable[..., Any]) -> str:
