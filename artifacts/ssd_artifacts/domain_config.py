@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Annotated
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from ssd_artifacts.fingerprint import MAX_LAYERS
 from ssd_profiles.acceptance import AcceptanceProfile
@@ -34,14 +34,12 @@ MaskText = Annotated[
 Origin = Annotated[str, Field(max_length=64)]
 
 
-class FrontierEntry(BaseModel):
+class FrontierEntry(BaseModel, extra="forbid", frozen=True):
     """One mask of a domain's frontier and its acceptance on calibration text.
 
     `tokens` and `steps` [draft_lengths, thresholds] are tokens and draft steps per cycle. A cycle drafts at least one
     token and yields one more than it accepts. `draft_lengths` and `thresholds` ascend.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     mask: MaskText
     origin: Printable
@@ -96,10 +94,8 @@ class FrontierEntry(BaseModel):
         )
 
 
-class Choice(BaseModel):
+class Choice(BaseModel, extra="forbid", frozen=True):
     """The frontier entry, draft length and confidence threshold that the compiler settled on."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     entry: int = Field(ge=0)
     draft_length: int = Field(gt=0, le=64)
@@ -108,10 +104,8 @@ class Choice(BaseModel):
     """0 in a bundle that was adopted for another model, which nobody predicted it for."""
 
 
-class LoadValidation(BaseModel):
+class LoadValidation(BaseModel, extra="forbid", frozen=True):
     """Timed decoding with several sequences at once, speculative and plain in turn."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     concurrency: int = Field(ge=2, le=MAX_CONCURRENCY)
     speedup: Speedup
@@ -121,10 +115,8 @@ class LoadValidation(BaseModel):
     identical: bool
 
 
-class Validation(BaseModel):
+class Validation(BaseModel, extra="forbid", frozen=True):
     """Timed decoding of prompts that the search never saw, speculative and plain interleaved."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     prompts: Count
     new_tokens: Count
@@ -145,10 +137,8 @@ class Validation(BaseModel):
         return self
 
 
-class SearchCost(BaseModel):
+class SearchCost(BaseModel, extra="forbid", frozen=True):
     """Cost of the search for the frontier."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     seconds: Seconds
     evaluations: Count
@@ -161,10 +151,8 @@ class SearchCost(BaseModel):
     were much slower than the best one on the first texts were not tried on the others: theirs is an estimate."""
 
 
-class ExitChoice(BaseModel):
+class ExitChoice(BaseModel, extra="forbid", frozen=True):
     """Early-exit drafting of this domain, tuned on calibration text (SpecBound §2)."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stops: list[Annotated[int, Field(ge=1, le=MAX_LAYERS)]] = Field(min_length=1, max_length=MAX_LAYERS)
     """Layers after which a token may exit; the last one is the depth bound."""
@@ -180,10 +168,8 @@ class ExitChoice(BaseModel):
         return self
 
 
-class DomainConfig(BaseModel):
+class DomainConfig(BaseModel, extra="forbid", frozen=True):
     """Schema of `domains/NAME.yaml`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Printable
     context: int = Field(ge=0, le=MAX_CONTEXT)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from ssd_artifacts.files import cache_folder, remember, sha256_file
 from ssd_artifacts.safetensors_header import read_header
@@ -67,10 +67,8 @@ class Tokenizer(Protocol):
         ...
 
 
-class ModelFingerprint(BaseModel):
+class ModelFingerprint(BaseModel, extra="forbid", frozen=True):
     """A model's identity. Two models are the same if their config, tokenizer and weight hashes are equal."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Printable
     """Name from which the model can be loaded again: a Hub id, a folder, `demo@wheel`, …"""

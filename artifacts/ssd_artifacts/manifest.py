@@ -7,7 +7,7 @@ import unicodedata
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_profiles.printable import Printable
@@ -42,10 +42,8 @@ def tool_version() -> str:
         return "unknown"
 
 
-class FileEntry(BaseModel):
+class FileEntry(BaseModel, extra="forbid", frozen=True):
     """Hash and size of one file of a bundle."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     bytes: int = Field(ge=0)
@@ -76,10 +74,8 @@ def _distinct(names: list[str]) -> list[str]:
     return names
 
 
-class Manifest(BaseModel):
+class Manifest(BaseModel, extra="forbid", frozen=True):
     """Schema of `manifest.yaml`: the bundle's model, the tool that wrote it, and its files."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     format_version: int
     tool_version: Printable

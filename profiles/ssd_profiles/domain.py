@@ -10,17 +10,15 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from ssd_profiles.errors import UserError
 
 Record = Mapping[str, str]
 
 
-class HubDataset(BaseModel):
+class HubDataset(BaseModel, extra="forbid", frozen=True):
     """Location of a domain's data set on the Hub."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     config: str | None = None
@@ -30,14 +28,12 @@ class HubDataset(BaseModel):
     """Whether its records have the answers that worked examples need; otherwise the package's examples are used."""
 
 
-class DomainDefinition(BaseModel):
+class DomainDefinition(BaseModel, extra="forbid", frozen=True):
     """Schema of a domain's YAML file: its data set, prompt template and continuation length.
 
     `prompt`, `shot` and `asked` are Python format strings over the fields of a record. A prompt is `instruction`, then
     `shots` worked examples, then the record itself.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str
     title: str
