@@ -17,7 +17,7 @@ from ssd_runtime.drafting.tree import NOTHING, Draft
 from ssd_runtime.engine.verification import accept
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import ModelRunner, Work
-from ssd_runtime.planning.auto.auto import draft_sources
+from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.frontier import Frontier
@@ -80,7 +80,8 @@ def controller(
     lookup = Lookup(stream.lookup)
     lookup.start(trace.prompt)
     heads: ExitHeads = None  # type: ignore[assignment] # that nobody asks: drafts are made by `_Oracle`
-    sources, common = draft_sources(trace.domain, frontiers, exits, heads, latency, stream, lookup)
+    planner = AutoPlanner(frontiers, exits, heads, None, latency, stream)
+    sources, common = planner.draft_sources(trace.domain, lookup)
     return Controller(latency=latency, stream=stream, lookup=lookup, sources=sources, common=common)
 
 

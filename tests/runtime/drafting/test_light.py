@@ -18,7 +18,7 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Forward, Head, ModelRunner
-from ssd_runtime.planning.auto.auto import AutoPlanner, draft_sources
+from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
 from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.light import measure_light, with_light
@@ -196,16 +196,16 @@ def test_auto_takes_the_bits_that_pay_in_its_stream() -> None:
     """Steps on 4 bits cost less. Once they are seldom right, those on 8 are expected to be faster."""
     eights, fours = WHOLE.lightened(8), WHOLE.lightened(4)
     stream, costs = stream_by_the_table(), [1.0 + n / 50 for n in range(20)]
-    sources, _ = draft_sources(
-        domain=None,
+    planner = AutoPlanner(
         frontiers={},
         exits={},
         heads=ExitHeads(lightened()),
+        router=None,
         latency=with_light_costs(TABLE, 0.5, (8, 4)),
         stream=stream,
-        lookup=Lookup(stream.lookup),
         light=(eights, fours),
     )
+    sources, _ = planner.draft_sources(None, Lookup(stream.lookup))
 
     def best() -> list[float]:
         return [found.best for source in sources if (found := source.propose(100, costs, 20.0)) is not None]

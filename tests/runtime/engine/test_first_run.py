@@ -19,7 +19,7 @@ from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.source import ModelSource
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.auto import auto
+from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.profiling.latency import latency_path, measure_latency
 from tests.clocks import StandInMachine
 from tests.commands import call_within
@@ -105,8 +105,8 @@ def test_auto_drafts_by_guesses_alone_until_the_device_is_measured(
         offered.append(len(sources) + len(common))
         return sources, common
 
-    made = auto.draft_sources
-    monkeypatch.setattr(auto, "draft_sources", seen)
+    made = AutoPlanner.draft_sources
+    monkeypatch.setattr(AutoPlanner, "draft_sources", seen)
     bundle = drafting_bundle(loaded)
     bundle.latency.clear()  # it was compiled on another device
     engine = Engine(loaded, bundle, weight_memory=0, measure_later=True)

@@ -28,39 +28,6 @@ from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 
 
-def draft_sources(
-    domain: str | None,
-    frontiers: Mapping[str, Frontier],
-    exits: Mapping[str, ExitChoice],
-    heads: ExitHeads,
-    latency: LatencyTable,
-    stream: Stream,
-    lookup: Lookup,
-    light: Sequence[SubLayerPlan] = (),
-    mtp: bool = False,
-) -> tuple[list[DraftSource], list[MaskedDrafts]]:
-    """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
-
-    Returns the sources for a request that is alone, and the masks for requests that share their steps. The latter have
-    the mixture's masks as well as the domain's, since prompts of any domain can draft with these together.
-    """
-    name = domain or MIXTURE
-    masks = [
-        MaskedDrafts(frontier=frontiers[each], latency=latency, stats=stream.masks[each], lookup=lookup)
-        for each in dict.fromkeys((name, MIXTURE))
-        if each in frontiers
-    ]
-    sources: list[DraftSource] = [*masks[:1]] if name in frontiers else []
-    if name in exits:
-        sources.append(ExitDrafts(heads=heads, choice=exits[name], latency=latency, stats=stream.exits[name]))
-    for place, mask in enumerate(light):
-        stats, agreement = stream.light[mask], LIGHTER_AGREEMENT if place else LIGHT_AGREEMENT
-        sources.append(ChainDrafts.light(mask=mask, agreement=agreement, latency=latency, stats=stats, lookup=lookup))
-    if mtp:
-        sources.append(ChainDrafts.mtp(latency=latency, stats=stream.mtp, lookup=lookup))
-    return sources, masks
-
-
 @dataclass(eq=False)
 class AutoPlanner(Planner):
     """Plans guesses, the nearest domain's masks or early exits, light or MTP drafts, or a plain step (`Controller`).
@@ -99,24 +66,33 @@ class AutoPlanner(Planner):
         self.domain = route.domain if route is not None and route.known else None
         lookup = Lookup(self.stream.lookup)
         lookup.start(session.ids, session.matcher)
-        sources, common = draft_sources(
-            domain=self.domain,
-            frontiers=self.frontiers,
-            exits=self.exits,
-            heads=self.heads,
-            latency=self.latency,
-            stream=self.stream,
-            lookup=lookup,
-            light=self.light,
-            mtp=self.mtp,
-        )
-        self._controller = Controller(
-            latency=self.latency,
-            stream=self.stream,
-            lookup=lookup,
-            sources=sources,
-            common=common,
-        )
+        sources, common = self.draft_sources(self.domain, lookup)
+        self._controller = Controller(self.latency, self.stream, lookup, sources=sources, common=common)
+
+    def draft_sources(self, domain: str | None, lookup: Lookup) -> tuple[list[DraftSource], list[MaskedDrafts]]:
+        """The model's ways to draft for a prompt of `domain`, or for one out of every domain (None).
+
+        Returns the sources for a request that is alone, and the masks for requests that share their steps. The latter
+        have the mixture's masks as well as the domain's, since prompts of any domain can draft with these together.
+        """
+        name = domain or MIXTURE
+        latency, stream = self.latency, self.stream
+        masks = [
+            MaskedDrafts(frontier=self.frontiers[each], latency=latency, stats=stream.masks[each], lookup=lookup)
+            for each in dict.fromkeys((name, MIXTURE))
+            if each in self.frontiers
+        ]
+        sources: list[DraftSource] = [*masks[:1]] if name in self.frontiers else []
+        if name in self.exits:
+            choice = self.exits[name]
+            sources.append(ExitDrafts(heads=self.heads, choice=choice, latency=latency, stats=stream.exits[name]))
+        for place, mask in enumerate(self.light):
+            stats, agreement = stream.light[mask], LIGHTER_AGREEMENT if place else LIGHT_AGREEMENT
+            drafts = ChainDrafts.light(mask=mask, agreement=agreement, latency=latency, stats=stats, lookup=lookup)
+            sources.append(drafts)
+        if self.mtp:
+            sources.append(ChainDrafts.mtp(latency=latency, stats=stream.mtp, lookup=lookup))
+        return sources, masks
 
     def plan(self, context: int) -> Plan:
         """Plan the controller's choice."""
