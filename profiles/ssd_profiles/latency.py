@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Sized
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from ssd_profiles.errors import first_problem
-from ssd_profiles.light_costs import LightCosts, LightCostsFile, interpolate
+from ssd_profiles.light_costs import Array, LightCosts, interpolate, listed, read_as, rounded
 from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_profiles.printable import Printable
 
-Array = NDArray[np.float64]
 LEAST_SHARE = 0.01
 """A step takes at least this share of the sum of its parts, however negative the measured overhead is."""
+MAX_POINTS = 64
+"""Contexts, and numbers of query tokens, that a table may have."""
+MAX_KINDS = 32
+"""Kinds of mixers that a table may have. A mask is priced kind by kind."""
+_Name = Annotated[str, Field(max_length=64)]
+_Counts = Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(max_length=MAX_POINTS)]
+_Contexts = Annotated[list[Annotated[int, Field(ge=0, le=1 << 30)]], Field(min_length=1, max_length=MAX_POINTS)]
+# No block runs in no time, and none for hours: such numbers were not measured.
+_Seconds = list[Annotated[float, Field(ge=1e-9, le=1e4)]]
+_Overheads = list[Annotated[float, Field(ge=-1e4, le=1e4)]]
+_Growths = Annotated[list[Annotated[float, Field(ge=1.0, le=1e4)]], Field(max_length=MAX_POINTS)]
+_Joints = Annotated[list[Annotated[float, Field(ge=0.0, le=1e4)]], Field(max_length=MAX_POINTS)]
+_Spreads = list[Annotated[float, Field(ge=0.0, le=1e9)]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +52,7 @@ class DeviceKey:
     def slug(self) -> str:
         """A file name: readable device, then a hash of everything."""
         digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:8]
-        readable = "".join(c if c.isalnum() else "-" for c in self.device.lower()).strip("-")
-        while "--" in readable:
-            readable = readable.replace("--", "-")
+        readable = re.sub(r"[\W_]+", "-", self.device.lower()).strip("-")
         return f"{readable[:40] or 'device'}-{digest}"
 
 
@@ -68,25 +78,25 @@ class LatencyTable:
     """
 
     device: DeviceKey
-    layer_kinds: tuple[str, ...]
-    queries: Array
-    contexts: Array
-    attention: dict[str, Array]
-    mlp: Array
-    head: Array
-    overhead: Array
-    spread: dict[str, Array]
-    wide_queries: Array = field(default_factory=lambda: np.empty(0))
+    layer_kinds: Annotated[tuple[_Name, ...], Field(min_length=1)]
+    queries: Annotated[Array, listed(Annotated[_Counts, Field(min_length=1)])]
+    contexts: Annotated[Array, listed(_Contexts)]
+    attention: Annotated[dict[_Name, Annotated[Array, listed(list[_Seconds])]], Field(max_length=MAX_KINDS)]
+    mlp: Annotated[Array, listed(_Seconds)]
+    head: Annotated[Array, listed(_Seconds)]
+    overhead: Annotated[Array, listed(_Overheads)]
+    spread: dict[_Name, Annotated[Array, listed(_Spreads | list[_Spreads])]]
+    wide_queries: Annotated[Array, listed(_Counts)] = field(default_factory=lambda: np.empty(0))
     """Numbers of rows beyond those of `queries`, ascending."""
-    growth: Array = field(default_factory=lambda: np.empty(0))
+    growth: Annotated[Array, listed(_Growths)] = field(default_factory=lambda: np.empty(0))
     """Seconds of a step of each of `wide_queries` rows ÷ those of the last of `queries`; never falls."""
-    sequences: Array = field(default_factory=lambda: np.empty(0))
+    sequences: Annotated[Array, listed(_Counts)] = field(default_factory=lambda: np.empty(0))
     """Numbers of sequences, ascending from 2 or more."""
-    joint: Array = field(default_factory=lambda: np.empty(0))
+    joint: Annotated[Array, listed(_Joints)] = field(default_factory=lambda: np.empty(0))
     """Seconds that a step of each of `sequences` takes beyond one of as many rows of one sequence; never falls."""
-    light: dict[int, LightCosts] = field(default_factory=dict)
+    light: dict[Annotated[int, read_as(Literal["8", "4"], int)], LightCosts] = field(default_factory=dict)
     """Costs on light copies of the weights, by their bits. Precisions without an entry run in full."""
-    draft_head: float = 1.0
+    draft_head: Annotated[float, Field(ge=1e-4, le=2.0)] = 1.0
     """Seconds of the head of a draft's row, which scores a part of the vocabulary, ÷ those of the whole head.
     Light heads score all."""
 
@@ -117,7 +127,7 @@ class LatencyTable:
         if costs is None:
             return full
         measured = self._attention(costs.context, queries, kind)
-        return max(LEAST_SHARE * full, full - measured * (1.0 - costs.attention_share(kind, queries)))
+        return max(LEAST_SHARE * full, full - measured * (1.0 - costs.share(kind, queries)))
 
     def mlp_seconds(self, queries: float, bits: int = FULL) -> float:
         """One MLP over `queries` tokens, on weights of these bits."""
@@ -148,7 +158,7 @@ class LatencyTable:
             return full
         whole = full + sum(self.sublayer_seconds(costs.context, queries)) + self.head_seconds(queries)
         parts = sum(self.sublayer_seconds(costs.context, queries, bits)) + self.head_seconds(queries, bits)
-        return whole * costs.step_share(queries) - parts
+        return whole * costs.share("step", queries) - parts
 
     def _attention(self, context: float, queries: float, kind: str) -> float:
         """One mixer on the model's own weights."""
@@ -212,22 +222,22 @@ class LatencyTable:
 
     def to_json(self) -> str:
         """The table as JSON, seconds to six significant digits."""
-        light = {str(bits): costs.as_file().model_dump() for bits, costs in self.light.items()}
+        light = {str(bits): costs.to_data() for bits, costs in self.light.items()}
         return json.dumps(
             {
                 "device": asdict(self.device),
                 "layer_kinds": list(self.layer_kinds),
                 "queries": [int(n) for n in self.queries],
                 "contexts": [int(n) for n in self.contexts],
-                "attention": {kind: _rounded(values) for kind, values in self.attention.items()},
-                "mlp": _rounded(self.mlp),
-                "head": _rounded(self.head),
-                "overhead": _rounded(self.overhead),
-                "spread": {name: _rounded(values, 3) for name, values in self.spread.items()},
+                "attention": {kind: rounded(values, 6) for kind, values in self.attention.items()},
+                "mlp": rounded(self.mlp, 6),
+                "head": rounded(self.head, 6),
+                "overhead": rounded(self.overhead, 6),
+                "spread": {name: rounded(values, 3) for name, values in self.spread.items()},
                 "wide_queries": [int(n) for n in self.wide_queries],
-                "growth": _rounded(self.growth),
+                "growth": rounded(self.growth, 6),
                 "sequences": [int(n) for n in self.sequences],
-                "joint": _rounded(self.joint),
+                "joint": rounded(self.joint, 6),
                 # Tables without these have the bytes that they had before there were any.
                 **({"light": light} if light else {}),
                 **({"draft_head": float(f"{self.draft_head:.6g}")} if self.draft_head != 1.0 else {}),
@@ -239,26 +249,9 @@ class LatencyTable:
     def from_json(cls, text: str) -> LatencyTable:
         """Inverse of `to_json`. Raises ValueError of one line when the text is not a latency table."""
         try:
-            data = _TableFile.model_validate_json(text, strict=True)
+            table = _TABLE.validate_json(text, strict=True)
         except ValidationError as error:
             raise ValueError(f"not a latency table: {first_problem(error)}") from None
-        table = cls(
-            device=data.device,
-            layer_kinds=data.layer_kinds,
-            queries=np.asarray(data.queries, float),
-            contexts=np.asarray(data.contexts, float),
-            attention={kind: _array(kind, values) for kind, values in data.attention.items()},
-            mlp=np.asarray(data.mlp, float),
-            head=np.asarray(data.head, float),
-            overhead=np.asarray(data.overhead, float),
-            spread={name: _array(name, values) for name, values in data.spread.items()},
-            wide_queries=np.asarray(data.wide_queries, float),
-            growth=np.asarray(data.growth, float),
-            sequences=np.asarray(data.sequences, float),
-            joint=np.asarray(data.joint, float),
-            light={int(bits): LightCosts.of_file(costs) for bits, costs in data.light.items()},
-            draft_head=data.draft_head,
-        )
         table.check()
         return table
 
@@ -291,49 +284,4 @@ class LatencyTable:
             costs.check(f"light.{bits}")
 
 
-MAX_POINTS = 64
-"""Contexts, and numbers of query tokens, that a table may have."""
-MAX_KINDS = 32
-"""Kinds of mixers that a table may have. A mask is priced kind by kind."""
-_Name = Annotated[str, Field(max_length=64)]
-_Queries = Annotated[int, Field(ge=1, le=4096)]
-_Context = Annotated[int, Field(ge=0, le=1 << 30)]
-_Seconds = Annotated[float, Field(ge=1e-9, le=1e4)]
-_Overhead = Annotated[float, Field(ge=-1e4, le=1e4)]
-_Growth = Annotated[float, Field(ge=1.0, le=1e4)]
-_Joint = Annotated[float, Field(ge=0.0, le=1e4)]
-_Spread = Annotated[float, Field(ge=0.0, le=1e9)]
-
-
-class _TableFile(BaseModel):
-    """`latency/DEVICE.json`. No block runs in no time, and none for hours: such numbers were not measured."""
-
-    device: DeviceKey
-    layer_kinds: tuple[_Name, ...] = Field(min_length=1)
-    queries: list[_Queries] = Field(min_length=1, max_length=MAX_POINTS)
-    contexts: list[_Context] = Field(min_length=1, max_length=MAX_POINTS)
-    attention: dict[_Name, list[list[_Seconds]]] = Field(max_length=MAX_KINDS)
-    mlp: list[_Seconds]
-    head: list[_Seconds]
-    overhead: list[_Overhead]
-    spread: dict[_Name, list[_Spread] | list[list[_Spread]]]
-    # Files of earlier versions have none of these.
-    wide_queries: list[_Queries] = Field(default=[], max_length=MAX_POINTS)
-    growth: list[_Growth] = Field(default=[], max_length=MAX_POINTS)
-    sequences: list[_Queries] = Field(default=[], max_length=MAX_POINTS)
-    joint: list[_Joint] = Field(default=[], max_length=MAX_POINTS)
-    light: dict[Literal["8", "4"], LightCostsFile] = {}
-    draft_head: Annotated[float, Field(ge=1e-4, le=2.0)] = 1.0
-
-
-def _array(name: str, values: list[Any]) -> Array:
-    try:
-        return np.asarray(values, float)
-    except ValueError:
-        raise ValueError(f"{name}: expected rows of equal length") from None
-
-
-def _rounded(values: Array, digits: int = 6) -> Any:
-    if values.ndim > 1:
-        return [_rounded(row, digits) for row in values]
-    return [float(f"{value:.{digits}g}") for value in values]
+_TABLE = TypeAdapter(LatencyTable)

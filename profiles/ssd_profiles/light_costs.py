@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field, GetPydanticSchema
+from pydantic_core.core_schema import no_info_after_validator_function
 
 Array = NDArray[np.float64]
 MAX_ROWS = 64
 """Most numbers of rows that costs may have."""
+
+
+def read_as(kind: Any, convert: Callable[[Any], Any]) -> GetPydanticSchema:
+    """Let pydantic read a value of this type, and convert it."""
+    return GetPydanticSchema(lambda _, handler: no_info_after_validator_function(convert, handler(kind)))
+
+
+def listed(kind: Any) -> GetPydanticSchema:
+    """Let pydantic read an array from lists of this type, which bounds their numbers."""
+    return read_as(kind, _array)
+
+
+def _array(values: list[Any]) -> Array:
+    try:
+        return np.asarray(values, float)
+    except ValueError:
+        raise ValueError("expected rows of equal length") from None
+
+
+_Rows = Annotated[list[Annotated[int, Field(ge=1, le=4096)]], Field(min_length=1, max_length=MAX_ROWS)]
+_Shares = Annotated[list[Annotated[float, Field(ge=1e-3, le=1e3)]], Field(max_length=MAX_ROWS)]
+Shares = Annotated[Array, listed(_Shares)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,74 +46,41 @@ class LightCosts:
     [queries]. Between numbers of rows shares are linear, outside of them constant.
     """
 
-    context: int
-    """Cached tokens at which attention and steps were measured."""
-    queries: Array
-    attention: dict[str, Array]
-    mlp: Array
-    head: Array
-    step: Array
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-    def attention_share(self, kind: str, queries: float) -> float:
-        """Time of a mixer at `context` ÷ that of the full one."""
-        return float(np.interp(queries, self.queries, self.attention[kind]))
+    context: Annotated[int, Field(ge=0, le=1 << 30)]
+    """Cached tokens at which attention and steps were measured."""
+    queries: Annotated[Array, listed(_Rows)]
+    attention: dict[Annotated[str, Field(max_length=64)], Shares]
+    mlp: Shares
+    head: Shares
+    step: Shares
+
+    @property
+    def parts(self) -> dict[str, Array]:
+        """The shares of every part of a step by name, a mixer's by its kind."""
+        return {"mlp": self.mlp, "head": self.head, "step": self.step, **self.attention}
 
     def share(self, part: str, queries: float) -> float:
-        """Time of the `mlp` block or the `head` ÷ that of the full one."""
-        return float(np.interp(queries, self.queries, self.mlp if part == "mlp" else self.head))
-
-    def step_share(self, queries: float) -> float:
-        """Time of a whole step with everything light ÷ that of a full one."""
-        return float(np.interp(queries, self.queries, self.step))
+        """Time of a part ÷ that of the full one: of a mixer at `context`, `mlp`, `head` or a whole `step`."""
+        return float(np.interp(queries, self.queries, self.parts[part]))
 
     def check(self, where: str) -> None:
         """Raise ValueError unless rows ascend and shapes agree; `where` names the costs in its message."""
         if self.queries[0] != 1 or np.any(np.diff(self.queries) <= 0):
             raise ValueError(f"{where}.queries: expected ascending numbers from 1")
-        named = {"mlp": self.mlp, "head": self.head, "step": self.step, **self.attention}
-        for name, values in named.items():
+        for name, values in self.parts.items():
             if values.shape != self.queries.shape:
                 raise ValueError(f"{where}.{name}: expected shape {self.queries.shape}, got {values.shape}")
 
-    def as_file(self) -> LightCostsFile:
-        """The costs as they are written, to four significant digits."""
-        return LightCostsFile(
-            context=self.context,
-            queries=[int(n) for n in self.queries],
-            attention={kind: _rounded(values) for kind, values in self.attention.items()},
-            mlp=_rounded(self.mlp),
-            head=_rounded(self.head),
-            step=_rounded(self.step),
-        )
-
-    @classmethod
-    def of_file(cls, data: LightCostsFile) -> LightCosts:
-        """Inverse of `as_file`."""
-        return cls(
-            context=data.context,
-            queries=np.asarray(data.queries, float),
-            attention={kind: np.asarray(values, float) for kind, values in data.attention.items()},
-            mlp=np.asarray(data.mlp, float),
-            head=np.asarray(data.head, float),
-            step=np.asarray(data.step, float),
-        )
-
-
-_Share = Annotated[float, Field(ge=1e-3, le=1e3)]
-_Shares = Annotated[list[_Share], Field(max_length=MAX_ROWS)]
-
-
-class LightCostsFile(BaseModel):
-    """Schema of `LightCosts` in a file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    context: int = Field(ge=0, le=1 << 30)
-    queries: list[Annotated[int, Field(ge=1, le=4096)]] = Field(min_length=1, max_length=MAX_ROWS)
-    attention: dict[Annotated[str, Field(max_length=64)], _Shares]
-    mlp: _Shares
-    head: _Shares
-    step: _Shares
+    def to_data(self) -> dict[str, Any]:
+        """The costs as JSON holds them, to four significant digits."""
+        return {
+            "context": self.context,
+            "queries": [int(n) for n in self.queries],
+            "attention": {kind: rounded(values, 4) for kind, values in self.attention.items()},
+            **{name: rounded(self.parts[name], 4) for name in ("mlp", "head", "step")},
+        }
 
 
 def interpolate(x: float, grid: Array, values: Array) -> float:
@@ -101,5 +92,8 @@ def interpolate(x: float, grid: Array, values: Array) -> float:
     return float(np.interp(x, grid, values))
 
 
-def _rounded(values: Array) -> list[float]:
-    return [float(f"{value:.4g}") for value in values]
+def rounded(values: Array, digits: int) -> Any:
+    """The numbers of an array to so many significant digits, as nested lists."""
+    if values.ndim > 1:
+        return [rounded(row, digits) for row in values]
+    return [float(f"{value:.{digits}g}") for value in values]

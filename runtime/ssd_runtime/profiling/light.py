@@ -12,12 +12,12 @@ from statistics import median
 
 import numpy as np
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from ssd_artifacts.files import cache_folder, remember
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import TYPICAL_SPREAD, broken_light_law
-from ssd_profiles.light_costs import LightCosts, LightCostsFile
+from ssd_profiles.light_costs import LightCosts
 from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
@@ -43,7 +43,7 @@ LATEST_SECONDS = 60.0
 takes ten times as long."""
 
 Costs = dict[int, LightCosts]
-_FILE = TypeAdapter(dict[int, LightCostsFile])
+_FILE = TypeAdapter(Costs)
 
 
 def with_light(
@@ -59,13 +59,12 @@ def with_light(
         return replace(table, light={bits: table.light[bits] for bits in precisions})
     path = _path(decoder, model_key)
     try:
-        known = _FILE.validate_json(path.read_text(encoding="utf-8"))
-        costs = {bits: LightCosts.of_file(each) for bits, each in known.items()}
+        costs = _FILE.validate_json(path.read_text(encoding="utf-8"))
         priced = replace(table, light=costs)
         priced.check()
         if set(costs) == precisions and broken_light_law(priced) is None:
             return priced
-    except (OSError, ValidationError, ValueError):
+    except (OSError, ValueError):
         pass
     others = OtherWork()
     costs, steady = measure_light(decoder, between)
@@ -74,7 +73,7 @@ def with_light(
     if breach is not None:
         # Without a spread, the whole table breaks the law.
         raise BusyMachineError(breach, others.processors(), replace(priced, spread={}))
-    remember(path, json.dumps({bits: each.as_file().model_dump() for bits, each in costs.items()}))
+    remember(path, json.dumps({bits: each.to_data() for bits, each in costs.items()}))
     return priced
 
 
