@@ -45,27 +45,11 @@ FIXED = "fixed:"
 """Prefix of the strategy that is followed by a domain's name."""
 STRATEGIES = (
     Strategy(
-        name="auto",
-        settings=AutoSettings,
-        needs_latency=True,
-        offered=True,
-        uses_masks=True,
-        begins_with_guesses=True,
+        name="auto", settings=AutoSettings, needs_latency=True, offered=True, uses_masks=True, begins_with_guesses=True
     ),
     Strategy(name="plain", offered=True),
-    Strategy(
-        name="knn",
-        settings=NearestSettings,
-        needs_bundle=True,
-        needs_latency=True,
-        uses_masks=True,
-    ),
-    Strategy(
-        name="knapsack",
-        settings=KnapsackSettings,
-        needs_latency=True,
-        uses_masks=True,
-    ),
+    Strategy(name="knn", settings=NearestSettings, needs_bundle=True, needs_latency=True, uses_masks=True),
+    Strategy(name="knapsack", settings=KnapsackSettings, needs_latency=True, uses_masks=True),
     Strategy(name="clasp", settings=ClaspSettings),
     Strategy(name="swift", settings=SwiftSettings),
     Strategy(name="exit", settings=ExitSettings),
@@ -73,12 +57,7 @@ STRATEGIES = (
     Strategy(name="lookup", settings=LookupSettings, needs_latency=True, offered=True, begins_with_guesses=True),
     Strategy(name="light", settings=LightSettings, needs_light=True),
     Strategy(name="mtp", settings=MtpSettings),
-    Strategy(
-        name=f"{FIXED}NAME",
-        needs_bundle=True,
-        needs_latency=True,
-        uses_masks=True,
-    ),
+    Strategy(name=f"{FIXED}NAME", needs_bundle=True, needs_latency=True, uses_masks=True),
 )
 NAMES = tuple(strategy.name for strategy in STRATEGIES)
 WITHOUT_BUNDLE = tuple(strategy.name for strategy in STRATEGIES if not strategy.needs_bundle)
