@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -65,7 +66,7 @@ def tune_exits(traces: Sequence[ExitTrace], layers: Sequence[int], latency: Late
     trace is decoded with the setting that is best on the others. With two traces this is a low estimate; with one
     nothing can be held out.
     """
-    costs = _Costs.at(latency, context)
+    costs = _Costs(latency, context)
     choices = list[ExitChoice]()
     totals = list[list[tuple[int, float]]]()
     runs = [(first, last) for first in range(len(layers)) for last in range(first, len(layers))]
@@ -92,44 +93,26 @@ def _held_out(tokens: NDArray[np.float64], seconds: NDArray[np.float64]) -> floa
     return float(tokens[chosen, each].sum() / seconds[chosen, each].sum())
 
 
-@dataclass(frozen=True, slots=True)
 class _Costs:
     """Seconds of the parts of a step at one context length."""
 
-    latency: LatencyTable
-    context: float
-    overhead: float
-    """Time of a step outside its layers and the head."""
-    look: float
-    """Time of one row through the head."""
-    plain: float
-    through: dict[int, NDArray[np.float64]] = field(default_factory=dict)
-    """Maps a number of rows to the time for the first 0, 1, … layers: [layers + 1]."""
-    known: dict[tuple[tuple[int, ...], int | None], float] = field(default_factory=dict)
-    """Times of the cycles asked for so far: settings differ in which cycles they have, and most cycles recur."""
+    def __init__(self, latency: LatencyTable, context: float) -> None:
+        self._latency = latency
+        self._context = context
+        self._overhead = max(0.0, latency.overhead_seconds(1))
+        """Time of a step outside its layers and the head."""
+        self.look = latency.draft_head_seconds(1)
+        """Time of one row through the head."""
+        self.plain = latency.step_seconds(context)
+        # Settings differ in which cycles they have, and most cycles recur.
+        self.cycle = cache(self._cycle)
+        self._through = cache(self._first_layers)
 
-    @classmethod
-    def at(cls, latency: LatencyTable, context: float) -> _Costs:
-        overhead = max(0.0, latency.overhead_seconds(1))
-        return cls(
-            latency=latency,
-            context=context,
-            overhead=overhead,
-            look=latency.draft_head_seconds(1),
-            plain=latency.step_seconds(context),
-        )
-
-    def cycle(self, exits: tuple[int, ...], bound: int | None) -> float:
+    def _cycle(self, exits: tuple[int, ...], bound: int | None) -> float:
         """Time of a cycle without looks at exits, whose drafted tokens leave after the layers `exits`.
 
         The token after them runs to `bound` if no exit was sure of it, else to the depth of the deepest one (None).
         """
-        key = exits, bound
-        if key not in self.known:
-            self.known[key] = self._cycle(exits, bound)
-        return self.known[key]
-
-    def _cycle(self, exits: tuple[int, ...], bound: int | None) -> float:
         seconds = 0.0
         depths = list[int]()
         for depth in exits:
@@ -139,22 +122,25 @@ class _Costs:
         drafting, depths = self._step(depths, depths[0] if bound is None else bound)
         return seconds + drafting + self._verification(depths[0], len(exits) + 1)
 
+    def _first_layers(self, rows: int) -> NDArray[np.float64]:
+        """Time of `rows` rows through the first 0, 1, … layers: [layers + 1]."""
+        single = np.reshape(self._latency.sublayer_seconds(self._context, rows), (-1, 2)).sum(1)
+        return np.concatenate([[0.0], single.cumsum()])
+
     def _layers(self, first: int, last: int, rows: int) -> float:
         """Time of `rows` rows through layers [first, last)."""
-        if rows not in self.through:
-            single = np.reshape(self.latency.sublayer_seconds(self.context, rows), (-1, 2)).sum(1)
-            self.through[rows] = np.concatenate([[0.0], single.cumsum()])
-        return float(self.through[rows][last] - self.through[rows][first])
+        through = self._through(rows)
+        return float(through[last] - through[first])
 
     def _step(self, depths: Sequence[int], depth: int) -> tuple[float, list[int]]:
         """Time of drafting one token to `depth`, with shallower tokens before it caught up; and all new depths."""
         ranges, reached = catch_up_ranges([*depths, 0], depth)
         rows = len(reached)
-        return self.overhead + sum(self._layers(first, last, rows - begin) for begin, first, last in ranges), reached
+        return self._overhead + sum(self._layers(first, last, rows - begin) for begin, first, last in ranges), reached
 
     def _verification(self, depth: int, rows: int) -> float:
         """Time of verifying `rows` rows that have already passed `depth` layers."""
-        return self.latency.step_seconds(self.context, rows) - self._layers(0, depth, rows)
+        return self._latency.step_seconds(self._context, rows) - self._layers(0, depth, rows)
 
 
 @dataclass(frozen=True, slots=True)
