@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from ssd_compiler.crew.progress_display import Event
 
@@ -24,18 +23,6 @@ class EventQueue:
         events = self._events
         self._events = []
         return events
-
-
-class EventSender:
-    """Sends events from a worker's process, without waiting."""
-
-    def __init__(self, queue: Any) -> None:
-        """`queue` is the handle of an `EventQueue`."""
-        self._queue = queue
-
-    def __call__(self, event: Event) -> None:
-        """Send an event."""
-        self._queue.add.remote(event)
 
 
 class Slot:

@@ -15,7 +15,7 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from ssd_artifacts.manifest import tool_version
-from ssd_compiler.crew.actors import EventQueue, EventSender, Slot
+from ssd_compiler.crew.actors import EventQueue, Slot
 from ssd_compiler.crew.crew import Alone, Step
 from ssd_compiler.crew.progress_display import Event, ProgressDisplay
 from ssd_compiler.crew.worker import Worker, WorkerSetup
@@ -223,7 +223,8 @@ class RayCrew(Alone):
         worker.device = None
         worker.asked = monotonic()
         worker.placed = worker.actor.__ray_ready__.remote()
-        worker.busy = worker.actor.start.remote(worker.name, worker.setup, EventSender(self._queue)), None
+        queue = self._queue
+        worker.busy = worker.actor.start.remote(worker.name, worker.setup, lambda event: queue.add.remote(event)), None
 
     def _start_workers(self) -> None:
         """Start the workers, once."""
