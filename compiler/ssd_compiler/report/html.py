@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from functools import partial
 from html import escape
+from itertools import product
 from typing import Any
 
 from ssd_artifacts.bundle import Bundle
@@ -169,33 +171,25 @@ def _advice_table(domains: dict[str, DomainConfig], table: LatencyTable, num_lay
 
 def _latency_table(latency: LatencyTable) -> str:
     queries = [n for n in QUERIES if n <= latency.queries[-1]]
-    rows = [
-        (
-            f"mixer ({kind}), {int(context)} cached",
-            *(f"{latency.mixer_seconds(context, n, kind) * 1e3:.3f}" for n in queries),
-        )
-        for kind in latency.attention
-        for context in latency.contexts
-    ]
+    rows = list[tuple[str, ...]]()
+
+    def add(name: str, seconds: Callable[[int], float], digits: int = 3) -> None:
+        rows.append((name, *(f"{seconds(n) * 1e3:.{digits}f}" for n in queries)))
+
+    for kind, context in product(latency.attention, latency.contexts):
+        add(f"mixer ({kind}), {context:.0f} cached", partial(latency.mixer_seconds, context, kind=kind))
     for bits in (FULL, *latency.light):
         named = f", {bits} bits" if bits else ""
-        if bits:
-            rows += [
-                (
-                    f"mixer ({kind}){named}, {latency.light[bits].context} cached",
-                    *(
-                        f"{latency.mixer_seconds(latency.light[bits].context, n, kind, bits) * 1e3:.3f}"
-                        for n in queries
-                    ),
-                )
-                for kind in latency.attention
-            ]
-        rows.append((f"MLP{named}", *(f"{latency.mlp_seconds(n, bits) * 1e3:.3f}" for n in queries)))
-        rows.append((f"head{named}", *(f"{latency.head_seconds(n, bits) * 1e3:.3f}" for n in queries)))
+        for kind in latency.attention if bits else ():
+            context = latency.light[bits].context
+            add(
+                f"mixer ({kind}){named}, {context} cached",
+                partial(latency.mixer_seconds, context, kind=kind, bits=bits),
+            )
+        add(f"MLP{named}", partial(latency.mlp_seconds, bits=bits))
+        add(f"head{named}", partial(latency.head_seconds, bits=bits))
     context = float(latency.contexts[latency.base])
-    rows.append(
-        (f"whole step, {int(context)} cached", *(f"{latency.step_seconds(context, n) * 1e3:.2f}" for n in queries))
-    )
+    add(f"whole step, {context:.0f} cached", partial(latency.step_seconds, context), digits=2)
     return _table(("milliseconds", *(f"{n} tokens" for n in queries)), rows)
 
 
