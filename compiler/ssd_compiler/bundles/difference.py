@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ssd_artifacts.bundle import Bundle
@@ -18,17 +18,11 @@ def differences(one: Bundle, other: Bundle) -> list[str]:
 
 
 def _model(one: Bundle, other: Bundle) -> Iterator[str]:
-    for part in MODEL_PARTS:
-        before, after = getattr(one.model, part), getattr(other.model, part)
-        if before != after:
-            yield f"model.{part}: {before} → {after}"
+    yield from (f"model.{part}: {change}" for part, change in _changes(one.model, other.model, MODEL_PARTS))
     for part, hashes in HASHES.items():
         if any(getattr(one.model, f"{name}_sha256") != getattr(other.model, f"{name}_sha256") for name in hashes):
             yield f"model: other {part}"
-    for part in ("tool_version", "created"):
-        before, after = getattr(one, part), getattr(other, part)
-        if before != after:
-            yield f"{part}: {before} → {after}"
+    yield from (f"{part}: {change}" for part, change in _changes(one, other, ("tool_version", "created")))
 
 
 def _domains(one: Bundle, other: Bundle) -> Iterator[str]:
@@ -46,11 +40,10 @@ def _domains(one: Bundle, other: Bundle) -> Iterator[str]:
 
 def _domain(before: DomainConfig, after: DomainConfig, layers: int, other_layers: int) -> Iterator[str]:
     if before.choice != after.choice or before.frontier != after.frontier:
-        masks = [
+        first, second = (
             config.frontier[config.choice.entry].sub_layer_plan(of) if config.choice is not None else None
             for config, of in ((before, layers), (after, other_layers))
-        ]
-        first, second = masks
+        )
         if first is not None and second is not None:
             shared = f", {first.jaccard(second):.0%} shared" if layers == other_layers else ""
             yield f"chosen mask skips {len(list(first))} → {len(list(second))} sub-layers{shared}"
@@ -58,20 +51,23 @@ def _domain(before: DomainConfig, after: DomainConfig, layers: int, other_layers
             yield f"a chosen mask: {'yes' if first else 'no'} → {'yes' if second else 'no'}"
         yield f"frontier of {len(before.frontier)} → {len(after.frontier)} masks"
     if before.choice is not None and after.choice is not None:
-        for part in ("draft_length", "threshold", "predicted_speedup"):
-            old, new = getattr(before.choice, part), getattr(after.choice, part)
-            if old != new:
-                yield f"{part} {old} → {new}"
-    for part in ("context", "oracle_speedup", "pays"):
-        old, new = getattr(before, part), getattr(after, part)
-        if old != new:
-            yield f"{part} {old} → {new}"
+        parts = ("draft_length", "threshold", "predicted_speedup")
+        yield from map(" ".join, _changes(before.choice, after.choice, parts))
+    yield from map(" ".join, _changes(before, after, ("context", "oracle_speedup", "pays")))
     if before.validation != after.validation:
         yield f"measured {_measured(before)} → {_measured(after)}"
     if before.exit != after.exit:
         yield "other exits"
     if before.search != after.search:
         yield "another search"
+
+
+def _changes(before: object, after: object, parts: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The parts that differ, each with a text of both values."""
+    for part in parts:
+        old, new = getattr(before, part), getattr(after, part)
+        if old != new:
+            yield part, f"{old} → {new}"
 
 
 def _measured(config: DomainConfig) -> str:
