@@ -40,6 +40,12 @@ class AnchorSet:
     others: NDArray[np.float16]
     other_labels: NDArray[np.int64]
 
+    def directions(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        """Features [n, d] after centring, each of length 1: their inner products are the cosines."""
+        centred = np.ascontiguousarray(features - self.center, np.float32)
+        directions: NDArray[np.float32] = centred / np.linalg.norm(centred, axis=1, keepdims=True).clip(1e-12)
+        return directions
+
     def to_bytes(self) -> bytes:
         """Serialise the set as a safetensors file."""
         about = {"feature": self.feature, "domains": list(self.domains), "threshold": float(self.threshold)}

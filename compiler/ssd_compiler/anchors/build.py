@@ -78,9 +78,7 @@ def _labelled(groups: list[Any], first: int) -> tuple[Any, NDArray[np.int64]]:
 
 def similarities(anchors: AnchorSet, features: Rows) -> Rows:
     """Cosine of each feature [n, d] to the nearest anchor of each domain: [n, domains]."""
-    rows = _directions(features - anchors.center)
-    columns = _directions(anchors.features - anchors.center)
-    cosines = rows @ columns.T
+    cosines = anchors.directions(features) @ anchors.directions(anchors.features).T
     best = [cosines[:, anchors.labels == label].max(1) for label in range(len(anchors.domains))]
     return np.stack(best, axis=1)
 
@@ -102,7 +100,3 @@ def _threshold(anchors: AnchorSet, out_of_domain: Rows | None) -> float:
     between = (steps[1:] + steps[:-1]) / 2 if len(steps) > 1 else steps
     scores = [(known >= step).mean() + (unknown < step).mean() for step in between]
     return float(between[int(np.argmax(scores))])
-
-
-def _directions(rows: Rows) -> Rows:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True).clip(1e-12)

@@ -240,8 +240,7 @@ def _milliseconds(title: str, across: str, series: list[tuple[str, list[tuple[fl
 
 def anchors(known: AnchorSet) -> str:
     """Anchors in the two directions in which they differ most, after centring, coloured by domain."""
-    rows = (known.features - known.center).astype(np.float64)[:MAX_DRAWN]
-    rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    rows = known.directions(known.features[:MAX_DRAWN]).astype(np.float64)
     centred = rows - rows.mean(0)
     # Principal components by the rows' inner products: there are fewer rows than dimensions.
     values, vectors = np.linalg.eigh(centred @ centred.T)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import faiss
-import numpy as np
 from torch import Tensor
 
 from ssd_artifacts.anchors import AnchorSet
@@ -29,7 +28,7 @@ class PromptRouter:
     def __init__(self, anchors: AnchorSet) -> None:
         self._anchors = anchors
         self._index = faiss.IndexFlatIP(anchors.features.shape[1])
-        self._index.add(self._direction(anchors.features))
+        self._index.add(anchors.directions(anchors.features))
 
     def route(self, prompt: Prefill) -> Route:
         """The domain of a prompt, by the features of its prefill."""
@@ -37,12 +36,7 @@ class PromptRouter:
 
     def nearest(self, feature: Tensor) -> Route:
         """The domain of a feature vector [hidden]."""
-        similarity, index = self._index.search(self._direction(feature.numpy()[None]), 1)
+        similarity, index = self._index.search(self._anchors.directions(feature.numpy()[None]), 1)
         domain = self._anchors.domains[int(self._anchors.labels[int(index[0, 0])])]
         cosine = float(similarity[0, 0])
         return Route(domain, cosine, cosine >= self._anchors.threshold)
-
-    def _direction(self, features: np.ndarray) -> np.ndarray:
-        """The centred features [n, hidden], each of length 1."""
-        centred = np.ascontiguousarray(features - self._anchors.center, np.float32)
-        return centred / np.linalg.norm(centred, axis=-1, keepdims=True).clip(1e-12)
