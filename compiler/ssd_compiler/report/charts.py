@@ -29,7 +29,6 @@ class Chart:
     width: int = 380
     height: int = 240
     log_x: bool = False
-    log_y: bool = False
     x_ticks: Sequence[float] = ()
     y_ticks: Sequence[float] = ()
     y_names: Sequence[str] = ()
@@ -87,7 +86,7 @@ class Chart:
     def _place(self, point: Point) -> Point:
         left, top, right, bottom = self._frame
         across = _share(point[0], self.x, self.log_x)
-        up = _share(point[1], self.y, self.log_y)
+        up = _share(point[1], self.y)
         return left + across * (right - left), bottom - up * (bottom - top)
 
 
@@ -115,7 +114,7 @@ def powers(low: float, high: float, base: float = 10.0) -> list[float]:
     return [base**number for number in range(first, last + 1)]
 
 
-def _share(value: float, bounds: tuple[float, float], logarithmic: bool) -> float:
+def _share(value: float, bounds: tuple[float, float], logarithmic: bool = False) -> float:
     low, high = bounds
     if logarithmic:
         low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-30))

@@ -73,7 +73,7 @@ class Subspace:
         return SKIPPED if not is_head and self.incumbent.skipped[index] else self.incumbent.bits_of(index)
 
 
-def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[Rated]:
+def optimise(evaluator: Evaluator, seed: int) -> list[Rated]:
     """Search around the best mask, round by round, until the evaluator's bounds or `VAIN_ROUNDS` in vain.
 
     A Gaussian process over 2L thresholded variables (Self-SD, KNN-SSD) has far more dimensions than evaluations, and it
@@ -90,19 +90,19 @@ def optimise(evaluator: Evaluator, seed: int, origin: str = "bayesian") -> list[
         if not space.variables:
             break
         tried.update(space.variables)
-        found += _round(evaluator, space, (seed + len(found)) % SEEDS, origin)
+        found += _round(evaluator, space, (seed + len(found)) % SEEDS)
         vain = 0 if evaluator.best().speedup > before else vain + 1
     return found
 
 
-def _round(evaluator: Evaluator, space: Subspace, seed: int, origin: str) -> Iterator[Rated]:
+def _round(evaluator: Evaluator, space: Subspace, seed: int) -> Iterator[Rated]:
     """Optimise in a subspace until as many suggestions in a row as it has variables bring nothing."""
     picker = random.Random(seed)
     process = optimiser(len(space.variables), xi=0.0, seed=seed)
     known = dict[Point, float]()
 
     def rate(point: Point) -> Rated:
-        rated = evaluator.rate(space.mask(point), origin)
+        rated = evaluator.rate(space.mask(point), "bayesian")
         if point not in known:
             known[point] = rated.speedup
             process.register({str(place): float(value) for place, value in enumerate(point)}, rated.speedup)

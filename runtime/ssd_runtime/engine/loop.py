@@ -39,11 +39,10 @@ def decode(
     prompt: Prefill,
     planner: Planner,
     limits: Limits,
-    on_tokens: Callable[[list[int]], None] | None = None,
     prefill_seconds: float = 0.0,
 ) -> Generation:
     """Run `decoding` for a lone sequence."""
-    work = decoding(session, prompt, planner, limits, on_tokens=on_tokens, prefill_seconds=prefill_seconds)
+    work = decoding(session, prompt, planner, limits, prefill_seconds=prefill_seconds)
     return run_alone(session, work, session.ids)
 
 

@@ -27,16 +27,14 @@ class Frontier:
     """Validations with several sequences at once, by ascending concurrency."""
 
     @classmethod
-    def of_all(
-        cls, domains: Mapping[str, DomainConfig], num_layers: int, latency: LatencyTable | None = None
-    ) -> dict[str, Frontier]:
-        """The frontiers of a bundle's domains by name; uncorrected without `latency`."""
-        found = {name: _correction(domain, num_layers, latency) for name, domain in domains.items() if latency}
+    def of_all(cls, domains: Mapping[str, DomainConfig], num_layers: int, latency: LatencyTable) -> dict[str, Frontier]:
+        """The frontiers of a bundle's domains by name."""
+        found = {name: _correction(domain, num_layers, latency) for name, domain in domains.items()}
         corrections = {name: correction for name, correction in found.items() if correction is not None}
         usual = fmean(corrections.values()) if corrections else 1.0
         return {
             name: cls(
-                entries=_entries(domain, num_layers),
+                entries=tuple(Entry.of(each, num_layers, f"{name}[{i}]") for i, each in enumerate(domain.frontier)),
                 correction=corrections.get(name, usual),
                 under_load=domain.validation.under_load if domain.validation is not None else (),
             )
@@ -55,10 +53,6 @@ class Frontier:
         """The entry, draft length and threshold with the most tokens/s, by context; None without entries."""
         costs = CostModel(latency)
         return ByContext(lambda context: costs.best_option(self.entries, context), REPLAN_GROWTH)
-
-
-def _entries(domain: DomainConfig, num_layers: int) -> tuple[Entry, ...]:
-    return tuple(Entry.of(entry, num_layers, f"{domain.name}[{index}]") for index, entry in enumerate(domain.frontier))
 
 
 def _correction(domain: DomainConfig, num_layers: int, latency: LatencyTable) -> float | None:
