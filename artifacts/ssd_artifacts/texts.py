@@ -109,6 +109,3 @@ class _FlowListDumper(yaml.SafeDumper):
     def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
         numbers = all(isinstance(item, (int, float)) for item in sequence)
         return super().represent_sequence(tag, sequence, flow_style=numbers)
-
-
-_FlowListDumper.add_representer(list, lambda dumper, data: dumper.represent_sequence("tag:yaml.org,2002:seq", data))

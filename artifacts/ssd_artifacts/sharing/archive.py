@@ -7,6 +7,7 @@ comes first, then the other files by name, each a regular file of the same mode,
 from __future__ import annotations
 
 import os
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,8 +31,7 @@ def pack(folder: Path, archive: Path) -> None:
             path = folder / name
             file.write(_header(name, path.stat().st_size))
             with path.open("rb") as content:
-                while chunk := content.read(_CHUNK):
-                    file.write(chunk)
+                shutil.copyfileobj(content, file)
             file.write(bytes(-file.tell() % tarfile.BLOCKSIZE))
         file.write(_end(file.tell()))
 

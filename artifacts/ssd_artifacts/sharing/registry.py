@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, ValidationError
 
+from ssd_artifacts.files import sha256_file
 from ssd_artifacts.manifest import ARCHIVE_SUFFIX, MAX_BUNDLE_BYTES
 from ssd_artifacts.sharing.archive import pack, unpack
 from ssd_artifacts.sharing.reachable import is_local, reachable
@@ -73,8 +74,7 @@ def push_to_registry(folder: Path, reference: Reference, annotations: dict[str, 
                 disable_path_validation=True,
                 quiet=True,
             )
-        with archive.open("rb") as file:
-            return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        return f"sha256:{sha256_file(archive)}"
 
 
 def _layer(reference: Reference) -> _Layer:
