@@ -61,11 +61,10 @@ class SharedPrefix:
 
     def prefill(self, ids: list[int]) -> tuple[Session, Prefill]:
         """Prefill a prompt after the shared prefix. Returns a session of its own and the prefill."""
-        if self._prefill is not None:
-            self._session.rewind(self._prefill)
         if self._prefill is None:
             session = Session(self._session.decoder, self._session.sampling)
         else:
+            self._session.rewind(self._prefill)
             session = self._session.fork()
         return session, session.prefill(ids[self._length :], self._prefill)
 
