@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from ssd_profiles.mask import SubLayerPlan
 
@@ -34,7 +35,7 @@ def most_promising(tried: NDArray[np.int64], scores: Sequence[float], candidates
     expected = across @ solved[:, 0]
     deviation = np.sqrt(np.clip(1.0 - (across * solved[:, 1:].T).sum(1), 1e-12, None))
     gain = (expected - known.max()) / deviation
-    return int(np.argmax(deviation * (gain * _cumulative(gain) + np.exp(-(gain**2) / 2) / math.sqrt(2 * math.pi))))
+    return int(np.argmax(deviation * (gain * ndtr(gain) + np.exp(-(gain**2) / 2) / math.sqrt(2 * math.pi))))
 
 
 def coded(masks: Sequence[SubLayerPlan]) -> NDArray[np.int64]:
@@ -47,7 +48,3 @@ def coded(masks: Sequence[SubLayerPlan]) -> NDArray[np.int64]:
 def _kernel(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.float64]:
     differing = (a[:, None, :] != b[None, :, :]).mean(-1)
     return np.exp(-(differing**2) / (2 * LENGTH_SCALE**2))
-
-
-def _cumulative(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.asarray([(1 + math.erf(each / math.sqrt(2))) / 2 for each in x])
