@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from ssd_profiles.mask import FULL
 from ssd_runtime.devices.device import device_identity
 from ssd_runtime.devices.memory import available_bytes
 from ssd_runtime.model.batch.batch import Batch
-from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.fit import DRAFT_HEAD, MIN_SAMPLES, Samples, coarse, fitted
 from ssd_runtime.profiling.other_work import OtherWork, others_text
@@ -166,21 +164,21 @@ def latency_path(decoder: Decoder, model_key: str) -> Path:
     return cache_folder() / "latency" / model_key[:16] / f"{device_key(decoder).slug()}.json"
 
 
-@dataclass(slots=True)
+def layers_by_kind(decoder: Decoder) -> dict[str, list[int]]:
+    """The numbers of the layers of each kind."""
+    names = decoder.layer_kinds
+    return {kind: [i for i, name in enumerate(names) if name == kind] for kind in dict.fromkeys(names)}
+
+
 class _Bench:
     """The works that are timed, on one cache."""
 
-    decoder: Decoder
-    queries: tuple[int, ...]
-    timer: Timer
-    cache: KVCache = field(init=False)
-    kinds: dict[str, list[int]] = field(init=False)
-    """The layers of each kind."""
-
-    def __post_init__(self) -> None:
-        self.cache = self.decoder.new_cache()
-        names = self.decoder.layer_kinds
-        self.kinds = {kind: [i for i, name in enumerate(names) if name == kind] for kind in dict.fromkeys(names)}
+    def __init__(self, decoder: Decoder, queries: tuple[int, ...], timer: Timer) -> None:
+        self.decoder = decoder
+        self.queries = queries
+        self.timer = timer
+        self.cache = decoder.new_cache()
+        self.kinds = layers_by_kind(decoder)
 
     @property
     def cache_bytes(self) -> int:
@@ -261,14 +259,12 @@ class _Bench:
         decoder = self.decoder
         x = self._rows(n)
         batch = self._batch(context, n)
-
         parts = [(2 * layer, FULL) for layer in layers]
         return lambda: decoder.sublayers.run(parts, x, batch)
 
     def _mlp(self, context: int, n: int) -> Callable[[], object]:
         decoder = self.decoder
         x = self._rows(n)
-
         batch = self._batch(0, n)
         if decoder.family.router is not None:
             passes = cycle([self._before_mlps(context, n, n * number) for number in range(VARIED)])

@@ -23,7 +23,7 @@ from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner, Work
 from ssd_runtime.profiling.fit import spread_of
-from ssd_runtime.profiling.latency import BusyMachineError, device_key
+from ssd_runtime.profiling.latency import BusyMachineError, device_key, layers_by_kind
 from ssd_runtime.profiling.other_work import OtherWork
 from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sampling.argmax import argmax
@@ -127,9 +127,7 @@ class _LightBench:
         self._session = Session(decoder)
         self.context = min(CONTEXT, decoder.shape.max_context // 2)
         self._session.prefill(decoder.probe_ids(self.context))
-        self.kinds: dict[str, list[int]] = {
-            kind: [i for i, each in enumerate(decoder.layer_kinds) if each == kind] for kind in decoder.layer_kinds
-        }
+        self.kinds = layers_by_kind(decoder)
 
     def works(self, n: int) -> dict[str, Callable[[int], Callable[[], object]]]:
         """Makers of works on `n` rows, by name: each takes the bits of the weights."""
