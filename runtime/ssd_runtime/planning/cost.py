@@ -95,9 +95,12 @@ class CostModel:
         # The long curve takes longer to compute, so it waits until sequences share steps.
         self._shared = ByContext(lambda context: self._curve(context, latency.most_queries))
 
-    def at(self, context: float) -> StepCosts:
-        """Seconds of full forwards of a lone sequence, at any context length."""
-        return self._at(context, PRICED_ROWS)
+    def at(self, context: float, most: int = PRICED_ROWS) -> StepCosts:
+        """Seconds of full forwards of a lone sequence at the measured numbers of rows, the last at least `most`."""
+        known = np.concatenate([self.latency.queries, self.latency.wide_queries])
+        queries = known[: int(np.searchsorted(known, most)) + 1]
+        curve = np.asarray([self.latency.step_seconds(context, n) for n in queries])
+        return StepCosts(float(curve[0]), queries, curve)
 
     def tokens_per_second(self, context: float, tokens: float, steps: float, mask: SubLayerPlan | None = None) -> float:
         """Tokens/s of a cycle of `tokens` tokens that takes `steps` draft steps with `mask` and a verification.
@@ -186,16 +189,9 @@ class CostModel:
             self._joint[sequences] = self.latency.joint_seconds(sequences)
         return self._joint[sequences] / self._plain.at(context)
 
-    def _at(self, context: float, most: int) -> StepCosts:
-        """Seconds at the measured numbers of rows, up to the first that is at least `most`."""
-        known = np.concatenate([self.latency.queries, self.latency.wide_queries])
-        queries = known[: int(np.searchsorted(known, most)) + 1]
-        curve = np.asarray([self.latency.step_seconds(context, n) for n in queries])
-        return StepCosts(float(curve[0]), queries, curve)
-
     def _curve(self, context: float, most: int) -> list[float]:
         """Costs of forwards of 1, 2, … rows by the table, up to `most` or the largest number measured."""
-        costs = self._at(context, most)
+        costs = self.at(context, most)
         drafted = np.arange(min(most, self.latency.most_queries), dtype=np.float64)
         # More rows never take less time; where the table says so, it is noise.
         curve: list[float] = np.maximum.accumulate(costs.verification(drafted) / costs.plain).tolist()

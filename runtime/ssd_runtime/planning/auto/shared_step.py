@@ -137,7 +137,16 @@ def _groups(
                 failing = 1.0 + sequences * added + length * charged
                 taking = {number: chain for number, chain in taking.items() if members[number].most_cost >= failing}
             if taking:
-                group = _group(mask=mask, length=length, chains=taking, members=members, draft_step=draft_steps[count])
+                group = _Group(
+                    mask=mask,
+                    length=length,
+                    members=tuple(taking),
+                    draft_step=draft_steps[count],
+                    # The longest of several chains counts: they are hardly ever all cut short by low confidence.
+                    steps=float(length) if count > 1 else next(iter(taking.values())).steps,
+                    tokens=sum(chain.tokens - members[number].tokens for number, chain in taking.items()),
+                    rows=sum(1.0 + chain.steps - members[number].rows for number, chain in taking.items()),
+                )
                 groups.append(group)
     return groups
 
@@ -149,25 +158,6 @@ def _by_length(mask: SubLayerPlan, members: Mapping[int, SequenceOptions]) -> di
         for chain in member.masks.get(mask, ()):
             found.setdefault(chain.length, {})[number] = chain
     return found
-
-
-def _group(
-    mask: SubLayerPlan,
-    length: int,
-    chains: Mapping[int, ChainYield],
-    members: Mapping[int, SequenceOptions],
-    draft_step: float,
-) -> _Group:
-    return _Group(
-        mask=mask,
-        length=length,
-        members=tuple(chains),
-        draft_step=draft_step,
-        # The longest of several chains counts: they are hardly ever all cut short by low confidence.
-        steps=float(length) if len(chains) > 1 else next(iter(chains.values())).steps,
-        tokens=sum(chain.tokens - members[number].tokens for number, chain in chains.items()),
-        rows=sum(1.0 + chain.steps - members[number].rows for number, chain in chains.items()),
-    )
 
 
 def _step_cost(draft_step: float, plain: float, drafting: int, sequences: int) -> float:
