@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from ssd_artifacts.bundle import EXITS, SUCCESSORS
@@ -22,6 +22,7 @@ TAG = "ssd-bundle"
 
 _OPTIONAL = (SIGNATURE, REPORT, REPORT_PAGE, EXITS, SUCCESSORS)
 """Files that an earlier bundle in a repository may have had, and a new one not."""
+_hub_errors = partial(client_errors, host="the Hub", check="the name, your login and the network")
 
 
 def hub_commit(reference: Reference) -> str:
@@ -112,7 +113,3 @@ def _signature(reference: Reference) -> Path | None:
             if hub_reachable():
                 raise
             return None
-
-
-def _hub_errors(reference: Reference) -> AbstractContextManager[None]:
-    return client_errors(reference, "the Hub", "the name, your login and the network")

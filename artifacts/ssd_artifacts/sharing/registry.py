@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,6 +25,7 @@ MEDIA_TYPE = "application/vnd.ssd.bundle.v1.tar"
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 MAX_MANIFEST_BYTES = 1 << 20
 _CHUNK = 1 << 20
+_registry_errors = partial(client_errors, host="the registry", check="the name and your login")
 
 
 class _Layer(BaseModel):
@@ -140,7 +141,3 @@ def _target(reference: Reference) -> str:
     if not set(".:") & set(host):  # else oras takes the host for a part of the name
         host += ":80" if is_local(host) else ":443"
     return f"{host}/{name}{'@' if revision.startswith('sha256:') else ':'}{revision}"
-
-
-def _registry_errors(reference: Reference) -> AbstractContextManager[None]:
-    return client_errors(reference, "the registry", "the name and your login")
