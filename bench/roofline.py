@@ -227,7 +227,7 @@ def of_llama_cpp(program: Path, file: Path, threads: int) -> Times:
     """Times of llama.cpp in one round. Raises UserError if its program fails."""
     prompts = (*ROWS, *PREFILLS)
     tests = llama_bench(program, file, threads=threads, prompts=prompts, new=PLAIN_STEPS, repeats=REPEATS)
-    taken = {test.prompt: test.seconds for test in tests}
+    taken = {test.n_prompt: test.seconds for test in tests}
     return Times({1: taken[0] / PLAIN_STEPS} | {n: taken[n] for n in ROWS}, {n: taken[n] for n in PREFILLS})
 
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+from pydantic import BaseModel, Field, PositiveInt, TypeAdapter, ValidationError
 
 from ssd_profiles.errors import UserError, first_line
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaTest:
-    """One of llama-bench's tests: a prompt of `prompt` tokens at once, or `new` tokens one by one."""
+class LlamaTest(BaseModel, strict=True, frozen=True):
+    """One of the tests in llama-bench's JSON: `n_prompt` tokens at once, or `n_gen` tokens one by one."""
 
-    prompt: int
-    new: int
-    seconds: float
-    """Median over the repeats."""
+    n_prompt: int
+    n_gen: int
+    samples_ns: list[PositiveInt] = Field(min_length=1)
+    """Nanoseconds of each repeat."""
+
+    @property
+    def seconds(self) -> float:
+        """Median over the repeats."""
+        return median(self.samples_ns) / 1e9
+
+
+_TESTS = TypeAdapter(list[LlamaTest])
 
 
 def llama_bench(
@@ -50,20 +57,9 @@ def llama_bench(
         said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
         raise UserError(f"{program}: failed with {done.returncode} ({said[:200]}); try {' '.join(command)}")
     try:
-        found = [_read(test) for test in json.loads(done.stdout)]
-    except (ValueError, TypeError, KeyError):
+        found = _TESTS.validate_json(done.stdout)
+    except ValidationError:
         raise UserError(f"{program}: its figures cannot be read; try {' '.join(command)}") from None
-    if sorted((test.prompt, test.new) for test in found) != sorted([(n, 0) for n in prompts] + [(0, new)]):
+    if sorted((test.n_prompt, test.n_gen) for test in found) != sorted([(n, 0) for n in prompts] + [(0, new)]):
         raise UserError(f"{program}: it ran other tests than it was asked for; try {' '.join(command)}")
     return found
-
-
-def _read(test: dict[str, object]) -> LlamaTest:
-    """A test in llama-bench's JSON, which has the nanoseconds of its samples. Raises errors if it is none."""
-    samples = test["samples_ns"]
-    if not isinstance(samples, list) or not all(type(each) is int and each > 0 for each in samples):
-        raise ValueError(samples)
-    prompt, new = test["n_prompt"], test["n_gen"]
-    if type(prompt) is not int or type(new) is not int:
-        raise ValueError(test)
-    return LlamaTest(prompt, new, median(samples) / 1e9)
