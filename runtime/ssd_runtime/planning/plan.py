@@ -145,17 +145,6 @@ class Planner:
         """Release the request's resources; called once, when it has ended, was cancelled or has failed."""
 
 
-class PlainPlanner(Planner):
-    """Plans a plain step in every cycle; fills `successors`, if given, with what the model ranks high."""
-
-    def __init__(self, successors: Successors | None = None) -> None:
-        self.successors = successors
-
-    def plan(self, context: int) -> Plan:
-        """Plan a plain step."""
-        return PLAIN
-
-
 class ConstantPlanner(Planner):
     """Plans the same in every cycle."""
 
@@ -165,3 +154,11 @@ class ConstantPlanner(Planner):
     def plan(self, context: int) -> Plan:
         """Return the one plan."""
         return self._plan
+
+
+class PlainPlanner(ConstantPlanner):
+    """Plans a plain step in every cycle; fills `successors`, if given, with what the model ranks high."""
+
+    def __init__(self, successors: Successors | None = None) -> None:
+        super().__init__(PLAIN)
+        self.successors = successors

@@ -54,11 +54,7 @@ class ExitDrafts:
         expected = self._expected(length)
         if not length or expected < MIN_GAIN:
             return DraftProposal(self, best)
-        plan = Plan(
-            reason="draft by early exit",
-            drafter=self._drafter,
-            draft_length=length,
-        )
+        plan = Plan("draft by early exit", self._drafter, length)
         return DraftProposal(source=self, best=best, plan=plan, speedup=expected)
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
