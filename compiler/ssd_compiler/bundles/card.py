@@ -12,7 +12,7 @@ import yaml
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.sharing.hub import TAG
 from ssd_artifacts.sharing.privacy import private_parts
-from ssd_compiler.report.summary import domain_summary
+from ssd_compiler.report.summary import domain_summary, speedup_text
 
 
 def card_text(bundle: Bundle, place: str) -> str:
@@ -49,7 +49,7 @@ def card_text(bundle: Bundle, place: str) -> str:
             (
                 f"{timed.draft_acceptance_rate:.2f}",
                 f"{timed.mean_acceptance_length:.2f}",
-                f"{timed.speedup:.2f}x ({timed.speedup_interval[0]:.2f}–{timed.speedup_interval[1]:.2f})",
+                speedup_text(timed),
                 str(timed.prompts),
             )
             if timed is not None

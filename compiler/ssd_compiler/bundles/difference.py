@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig
+from ssd_compiler.report.summary import speedup_text
 
 MODEL_PARTS = ("name", "revision", "architecture", "num_layers", "dtype", "quantization")
 HASHES = {"config": ("config",), "tokenizer": ("tokenizer",), "weights": ("weights", "weights_sample")}
@@ -71,10 +72,7 @@ def _changes(before: object, after: object, parts: Sequence[str]) -> Iterator[tu
 
 
 def _measured(config: DomainConfig) -> str:
-    if config.validation is None:
-        return "nothing"
-    low, high = config.validation.speedup_interval
-    return f"{config.validation.speedup:.2f}x ({low:.2f}–{high:.2f})"
+    return speedup_text(config.validation) if config.validation is not None else "nothing"
 
 
 def _parts(one: Bundle, other: Bundle) -> Iterator[str]:

@@ -13,7 +13,7 @@ from ssd_artifacts.sharing.archive import travelling_files
 from ssd_artifacts.sharing.privacy import private_parts
 from ssd_artifacts.sharing.receiving import Origin
 from ssd_artifacts.texts import read_yaml, validated
-from ssd_compiler.report.summary import domain_summary, load_text
+from ssd_compiler.report.summary import domain_summary, load_text, speedup_text
 from ssd_profiles.latency import DeviceKey
 from ssd_profiles.mask import SubLayerPlan
 
@@ -89,9 +89,8 @@ def _domain(config: DomainConfig, layers: int) -> Iterator[str]:
         yield f"  predicted {config.choice.predicted_speedup:.2f}x at {config.context} tokens of context"
     if config.validation is not None:
         timed = config.validation
-        low, high = timed.speedup_interval
         yield (
-            f"  measured  {timed.speedup:.2f}x ({low:.2f}–{high:.2f}) on {timed.prompts} prompts, "
+            f"  measured  {speedup_text(timed)} on {timed.prompts} prompts, "
             f"α {timed.draft_acceptance_rate:.2f}, M {timed.mean_acceptance_length:.2f}"
         )
     if told := load_text(config):

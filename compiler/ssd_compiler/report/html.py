@@ -15,7 +15,7 @@ from ssd_artifacts.domain_config import DomainConfig
 from ssd_compiler.report import pictures
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.charts import COLOURS, legend
-from ssd_compiler.report.summary import domain_summary, load_text, skips_layers
+from ssd_compiler.report.summary import domain_summary, load_text, skips_layers, speedup_text
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import FULL
 
@@ -106,8 +106,7 @@ def _headline(domains: dict[str, DomainConfig], summaries: dict[str, dict[str, A
         return '<p class="headline">No mask was timed on this device; <b>auto</b> finds out which of them pay.</p>'
     paying = [name for name in timed if domains[name].pays]
     best = max(paying or timed, key=lambda name: timed[name].speedup)
-    low, high = timed[best].speedup_interval
-    told = f"{timed[best].speedup:.2f}x ({low:.2f}–{high:.2f})"
+    told = speedup_text(timed[best])
     if paying:
         skips = any(skips_layers(summaries[name]) for name in paying)
         what = "Skipping layers" if skips else "No layer is skipped: drafting on light weights"

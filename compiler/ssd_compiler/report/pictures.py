@@ -9,7 +9,7 @@ import numpy as np
 from ssd_artifacts.anchors import AnchorSet
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_compiler.report.charts import COLOURS, Chart, colour, legend, powers, ticks
-from ssd_compiler.report.summary import origins, self_sd_text
+from ssd_compiler.report.summary import origins, self_sd_text, speedup_text
 from ssd_profiles.latency import LatencyTable
 
 OTHER = COLOURS[5]
@@ -194,7 +194,7 @@ def validation(domains: dict[str, DomainConfig]) -> str:
         y = len(rows) - place
         begin, end = timed.speedup_interval
         fill = COLOURS[2] if begin > 1.0 else COLOURS[5]
-        told = f"{name}: {timed.speedup:.2f}x ({begin:.2f}–{end:.2f})"
+        told = f"{name}: {speedup_text(timed)}"
         chart.line([(begin, y), (end, y)], fill, told)
         chart.dot((timed.speedup, y), fill, told, 5.0)
     return chart.render()

@@ -7,7 +7,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from ssd_artifacts.domain_config import DomainConfig, Validation
+from ssd_artifacts.domain_config import DomainConfig, LoadValidation, Validation
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_compiler.settings import SELF_SD, SELF_SD_EVALUATIONS, CompileSettings
 from ssd_profiles.formulas import expected_speedup
@@ -92,14 +92,17 @@ def self_sd_text(config: DomainConfig) -> str:
     )
 
 
+def speedup_text(timed: Validation | LoadValidation) -> str:
+    """A measured speed-up with its interval, such as `1.31x (1.20–1.42)`."""
+    low, high = timed.speedup_interval
+    return f"{timed.speedup:.2f}x ({low:.2f}–{high:.2f})"
+
+
 def load_text(config: DomainConfig) -> str:
     """One sentence on the speed-up of masks with several sequences at once; empty where nobody timed it."""
     if config.validation is None or not config.validation.under_load:
         return ""
-    figures = [
-        f"{each.concurrency}: {each.speedup:.2f}x ({each.speedup_interval[0]:.2f}–{each.speedup_interval[1]:.2f})"
-        for each in config.validation.under_load
-    ]
+    figures = [f"{each.concurrency}: {speedup_text(each)}" for each in config.validation.under_load]
     paying = ", ".join(map(str, _paying_loads(config))) or "no load that was timed"
     return f"{', '.join(figures)}; masks pay at {paying}"
 
