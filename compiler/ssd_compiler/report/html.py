@@ -68,7 +68,11 @@ def html_report(bundle: Bundle) -> str:
             ("domain", "skipped", "α", "M", "predicted", "measured (95%)", "possible", "verdict", "search"),
             (_row(summary) for summary in summaries),
         ),
-        *(f"<p>{escape(name)} with several at once: {escape(told)}</p>" for name, told in _told_loads(domains)),
+        *(
+            f"<p>{escape(name)} with several at once: {escape(told)}</p>"
+            for name, config in domains.items()
+            if (told := load_text(config))
+        ),
         "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: "
         "the mixer (attention in most models) above, the MLP below. "
         "Strong colours are skipped, pale ones run on light copies of their weights.</p>",
@@ -127,10 +131,6 @@ def _measured_on(table: LatencyTable | None) -> str:
     return f" on {table.device.device}, {table.device.threads} threads, torch {table.device.torch}"
 
 
-def _told_loads(domains: dict[str, DomainConfig]) -> list[tuple[str, str]]:
-    return [(name, told) for name, config in domains.items() if (told := load_text(config))]
-
-
 def _searches(domains: dict[str, DomainConfig]) -> list[str]:
     drawn = [drawn for config in domains.values() if (drawn := pictures.search(config))]
     told = "<p>The best speed-up predicted so far, and all masks that were rated; colours as above.</p>"
@@ -143,9 +143,10 @@ def _figures(drawn: Iterable[str]) -> str:
 
 def _row(summary: dict[str, Any]) -> tuple[str, ...]:
     interval = summary["measured_interval"]
+    lighter = "".join(f"; {count} in {bits} bits" for bits, count in summary["lighter"].items())
     return (
         summary["domain"],
-        f"{summary['mixers_skipped']} mixers, {summary['mlps_skipped']} MLPs{_lighter(summary)}",
+        f"{summary['mixers_skipped']} mixers, {summary['mlps_skipped']} MLPs{lighter}",
         _number(summary["draft_acceptance_rate"]),
         _number(summary["mean_acceptance_length"]),
         _times(summary["predicted_speedup"]),
@@ -154,11 +155,6 @@ def _row(summary: dict[str, Any]) -> tuple[str, ...]:
         summary["verdict"],
         f"{summary['search_seconds']:.0f} s, {summary['evaluations']} masks",
     )
-
-
-def _lighter(summary: dict[str, Any]) -> str:
-    """Numbers of sub-layers that the chosen mask runs on light copies, as text; empty if there are none."""
-    return "".join(f"; {count} in {bits} bits" for bits, count in summary["lighter"].items())
 
 
 def _advice_table(domains: dict[str, DomainConfig], table: LatencyTable, num_layers: int) -> str:
