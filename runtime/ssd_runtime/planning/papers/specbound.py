@@ -9,7 +9,7 @@ from functools import partial
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.model.exit_heads import ExitHeads
-from ssd_runtime.planning.plan import Plan, Planner
+from ssd_runtime.planning.plan import PLAIN, ConstantPlanner, Plan
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import ExitSettings
 from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
@@ -28,7 +28,7 @@ the head of a large vocabulary costs as much as several layers of a small model.
 
 
 @dataclass(eq=False)
-class BoundedExitPlanner(Planner):
+class BoundedExitPlanner(ConstantPlanner):
     """Plans the same early exits for a whole request: those tuned for the nearest domain, or else the paper's."""
 
     heads: ExitHeads
@@ -36,18 +36,13 @@ class BoundedExitPlanner(Planner):
     settings: ExitSettings
     tuned: Mapping[str, ExitChoice]
     router: PromptRouter | None
-    _plan: Plan | None = None
+    _plan: Plan = PLAIN
 
     def start(self, session: Session, prompt: Prefill) -> None:
-        """Route the prompt."""
+        """Route the prompt, and make the request's one plan."""
         if self.router is not None:
             self.domain = self.router.route(prompt).domain
         self._plan = self._made(self.tuned.get(self.domain or ""))
-
-    def plan(self, context: int) -> Plan:
-        """Return the request's one plan."""
-        assert self._plan is not None, "start() comes first"
-        return self._plan
 
     def _made(self, tuned: ExitChoice | None) -> Plan:
         """Make the plan: settings come first, then the tuned values, then the paper's."""
