@@ -39,7 +39,7 @@ def compile_bundle(
             weights = settings.weights or weights_of(base, settings.model, settings.device, settings.dtype)
             loaded = load_model(settings.model, settings.device, settings.dtype, weights, settings.allow_special)
             fingerprint = loaded.fingerprint(full=True)
-            decoder = faithful_decoder(loaded, settings)
+            decoder = faithful_decoder(loaded, settings.weight_memory)
         for line in (*loaded.notes, decoder.memory):
             reporter.note(line)
         if (out / MANIFEST).is_file():

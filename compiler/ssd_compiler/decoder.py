@@ -11,9 +11,9 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.profiling.kernel_choice import fitted_decoder, outgrows_cache
 
 
-def faithful_decoder(loaded: LoadedModel, settings: CompileSettings) -> Decoder:
-    """View a loaded model, with its weights packed as the settings allow, and hold it against the model itself."""
-    decoder = fitted_decoder(loaded.model, settings.weight_memory)
+def faithful_decoder(loaded: LoadedModel, weight_memory: int | None = None) -> Decoder:
+    """View a loaded model, with at most so many bytes of packed weights, and hold it against the model itself."""
+    decoder = fitted_decoder(loaded.model, weight_memory)
     require_faithful(decoder)
     return decoder
 

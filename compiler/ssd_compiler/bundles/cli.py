@@ -204,18 +204,15 @@ def adopt_(
 
     # These imports take seconds and come last, so that bad input is answered at once.
     from ssd_compiler.bundles.adopt import adopt
+    from ssd_compiler.decoder import faithful_decoder
     from ssd_compiler.progress import Reporter
-    from ssd_runtime.loading.checks.parity import require_faithful
     from ssd_runtime.loading.models import load_model
-    from ssd_runtime.profiling.kernel_choice import fitted_decoder
 
     loaded = load_model(model, device, dtype)
-    decoder = fitted_decoder(loaded.model, None)
-    require_faithful(decoder)
     adopted, masks = adopt(
         bundle=opened.bundle,
         loaded=loaded,
-        decoder=decoder,
+        decoder=faithful_decoder(loaded),
         where=bundle,
         seconds=seconds,
         prompts=given,

@@ -69,7 +69,7 @@ class Worker:
                 f"--ray: {settings.model} is another model on {host}, or of another dtype ({found.dtype}, not "
                 f"{setup.fingerprint.dtype}); give the same files to all hosts, and --dtype"
             )
-        decoder = faithful_decoder(loaded, settings)
+        decoder = faithful_decoder(loaded, settings.weight_memory)
         # The command has told of the copies already.
         add_copies(decoder, settings, Reporter(Console(quiet=True)))
         self._stages = Stages(
