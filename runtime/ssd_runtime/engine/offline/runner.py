@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from ssd_profiles.prompts import Prompt
 from ssd_runtime.devices.memory import DECODING_REMEDY, guard_memory
@@ -22,7 +23,7 @@ from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sequence.session import Session
 
 
-@dataclass(slots=True)
+@dataclass
 class Runner:
     """A loaded model with a strategy; `write` receives text as it comes."""
 
@@ -31,16 +32,13 @@ class Runner:
     make_planner: MakePlanner
     settings: RunSettings
     write: Callable[[str], None]
-    _turns: int = field(default=0)
+    _turns: int = 0
     """Turns of the prompts so far, including those that failed or were skipped."""
-    _scheduler: Scheduler | None = None
 
-    @property
+    @cached_property
     def scheduler(self) -> Scheduler:
         """A scheduler of one prompt at a time, which keeps the prefix of a conversation's next turn."""
-        if self._scheduler is None:
-            self._scheduler = Scheduler(self.decoder, 1)
-        return self._scheduler
+        return Scheduler(self.decoder, 1)
 
     def answer(self, text: str) -> Outcome:
         """Decode the answer to one message. Raises UserError if it does not fit into the context."""
