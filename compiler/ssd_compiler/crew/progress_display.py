@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
+from typing import Literal
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from ssd_compiler.progress import Reporter
-
-
-class EventKind(Enum):
-    """The kinds of a worker's reports."""
-
-    NOTE = "note"
-    WARNING = "warning"
-    BEGIN = "begin"
-    STEPS = "steps"
-    END = "end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +16,7 @@ class Event:
     """A report of a worker about a stage, or a line for the user."""
 
     worker: str
-    kind: EventKind
+    kind: Literal["note", "warning", "begin", "steps", "end"]
     text: str
     total: int | None = None
     """Number of steps of the stage in its first event, None if unknown; in later events, the steps so far."""
@@ -45,22 +35,22 @@ class ProgressDisplay(Progress):
     def show(self, events: Sequence[Event]) -> None:
         """Show the events of workers."""
         for event in events:
-            if event.kind is EventKind.NOTE:
+            if event.kind == "note":
                 self._reporter.note(event.text)
-            elif event.kind is EventKind.WARNING:
+            elif event.kind == "warning":
                 self._reporter.warn(event.text)
             elif not self.disable:
                 self._move(event)
-            elif event.kind is EventKind.END:
+            elif event.kind == "end":
                 self._reporter.note(f"{event.text}: {event.seconds:.0f} s, {event.worker}")
 
     def _move(self, event: Event) -> None:
         """Move the bar of a worker's stage, which has as many steps as it took in the end."""
-        if event.kind is EventKind.BEGIN:
+        if event.kind == "begin":
             self._bars[event.worker] = self.add_task(f"{event.text} ({event.worker})", total=event.total)
         elif event.worker in self._bars:
             bar = self._bars[event.worker]
-            if event.kind is EventKind.STEPS:
+            if event.kind == "steps":
                 self.update(bar, completed=event.total)
             else:
                 total = max(self.tasks[self.task_ids.index(bar)].total or 0.0, 1.0)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ssd_artifacts.fingerprint import ModelFingerprint
 from ssd_artifacts.manifest import tool_version
-from ssd_compiler.crew.progress_display import Event, EventKind
+from ssd_compiler.crew.progress_display import Event
 from ssd_compiler.decoder import add_copies, faithful_decoder
 from ssd_compiler.progress import Reporter, Tick
 from ssd_compiler.settings import CompileSettings
@@ -127,16 +127,16 @@ class EventReporter(Reporter):
 
     def note(self, text: str) -> None:
         """Send information."""
-        self._send(Event(self._worker, EventKind.NOTE, text))
+        self._send(Event(self._worker, "note", text))
 
     def warn(self, text: str) -> None:
         """Send a warning."""
-        self._send(Event(self._worker, EventKind.WARNING, text))
+        self._send(Event(self._worker, "warning", text))
 
     @contextmanager
     def stage(self, title: str, total: int | None) -> Iterator[Tick]:
         """Send the beginning, the steps and the end of a stage."""
-        self._send(Event(self._worker, EventKind.BEGIN, title, total=total))
+        self._send(Event(self._worker, "begin", title, total=total))
         began = sent = perf_counter()
         steps = 0
 
@@ -145,7 +145,7 @@ class EventReporter(Reporter):
             steps += 1
             if perf_counter() - sent >= REPORT_SECONDS:
                 sent = perf_counter()
-                self._send(Event(self._worker, EventKind.STEPS, title, total=steps))
+                self._send(Event(self._worker, "steps", title, total=steps))
 
         yield tick
-        self._send(Event(self._worker, EventKind.END, title, seconds=perf_counter() - began))
+        self._send(Event(self._worker, "end", title, seconds=perf_counter() - began))
