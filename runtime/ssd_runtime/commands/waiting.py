@@ -22,20 +22,18 @@ REFRESHES_PER_SECOND = 2
 
 
 @contextmanager
-def waiting(title: str, shown: bool = True, console: Console | None = None) -> Iterator[None]:
+def waiting(title: str, shown: bool) -> Iterator[None]:
     """Show a spinner with `title` and the elapsed time on standard error until the block ends.
 
     Nothing is shown unless standard error is a terminal. What the block prints there appears above the spinner.
     """
-    with _progress(SpinnerColumn(), _title(), TimeElapsedColumn(), shown=shown, console=console) as progress:
+    with _progress(SpinnerColumn(), _title(), TimeElapsedColumn(), shown=shown) as progress:
         progress.add_task(title, total=None)
         yield
 
 
 @contextmanager
-def counting(
-    title: str, total: int, shown: bool = True, console: Console | None = None
-) -> Iterator[Callable[[], None]]:
+def counting(title: str, total: int, shown: bool) -> Iterator[Callable[[], None]]:
     """Show a bar of `total` steps and an estimate of the time left; yields a function to call after each step.
 
     The bar is drawn after each step only, so that decoding is not disturbed in between.
@@ -48,7 +46,7 @@ def counting(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with _progress(*columns, shown=shown, console=console, auto_refresh=False) as progress:
+    with _progress(*columns, shown=shown, auto_refresh=False) as progress:
         task = progress.add_task(title, total=total)
         progress.refresh()
 
@@ -62,9 +60,9 @@ def _title() -> ProgressColumn:
     return TextColumn("{task.description}", markup=False)
 
 
-def _progress(*columns: ProgressColumn, shown: bool, console: Console | None, auto_refresh: bool = True) -> Progress:
-    """A display on standard error, or on `console`, that is gone when it ends; hidden outside a terminal."""
-    console = console or Console(stderr=True, highlight=False)
+def _progress(*columns: ProgressColumn, shown: bool, auto_refresh: bool = True) -> Progress:
+    """A display on standard error that is gone when it ends; hidden outside a terminal."""
+    console = Console(stderr=True, highlight=False)
     return Progress(
         *columns,
         console=console,
