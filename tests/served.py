@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from ssd_runtime.serving.http.server import Binding, listen, serve
+from ssd_runtime.serving.http.server import listen, serve
 from tests.commands import SERVE, begin
 from tests.compiled import seeded
 from tests.folders import TEXTS
@@ -37,7 +37,7 @@ def serve_tiny(folder: Path, grace: float) -> None:
     """Serve a tiny model until SIGTERM; nothing is measured before."""
     service = tiny_service(tiny_engine(folder), places=72)
     service.thread.start()
-    serve(service, Binding(listener=listen("127.0.0.1", 0), grace=grace))
+    serve(service, listen("127.0.0.1", 0), grace)
 
 
 class Forked:

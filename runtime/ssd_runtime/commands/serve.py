@@ -72,7 +72,7 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
 
-    from ssd_runtime.serving.http.server import Binding, listen, url_of
+    from ssd_runtime.serving.http.server import listen, url_of
     from ssd_runtime.serving.http.server import serve as serve_requests
 
     listener = listen(server.host, server.port)
@@ -83,7 +83,6 @@ def serve(
     # These imports take seconds and come last, so that bad input is answered at once.
     with uncollected():
         from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
-        from ssd_runtime.serving.http.reload import POLL_SECONDS
 
     options = ServiceOptions(
         artifact=bundle.artifact,
@@ -117,9 +116,8 @@ def serve(
         return
     with uncollected():
         service = open_service(options, source, log.info, recorder)
-    binding = Binding(listener=listener, grace=server.grace, poll=POLL_SECONDS if server.reload else None)
     try:
-        serve_requests(service, binding, watch_bundle(options, source, service))
+        serve_requests(service, listener, server.grace, watch_bundle(options, source, service), server.reload)
     finally:
         service.thread.close(0.0)
         if recorder is not None:

@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
 
 import uvicorn
@@ -31,17 +30,6 @@ SPARE_SECONDS = 2
 """Seconds, after the grace, in which the last errors are sent; connections still open then are broken."""
 LAST_SECONDS = 1
 """Seconds after those in which everything else ends, such as a thread that reads a request; or the process is ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Binding:
-    """The socket to serve, and how long open requests may take when the server stops."""
-
-    listener: socket.socket
-    grace: float = 25.0
-    """Seconds that open requests have to end in; those that take longer end with an error."""
-    poll: float | None = None
-    """Seconds between two looks at the bundle; None for none."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -72,17 +60,20 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve(service: Service, binding: Binding, watch: BundleWatch | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C. New requests are then refused, and open ones end or are told an error.
+def serve(
+    service: Service, listener: socket.socket, grace: float, watch: BundleWatch | None = None, poll: bool = False
+) -> None:
+    """Serve until SIGTERM or Ctrl-C. New requests are then refused.
 
-    SIGHUP loads the bundle again, if there is one.
+    Open ones have `grace` seconds to end in; those that take longer end with an error. SIGHUP loads the bundle again,
+    if there is one, and so does a change of its folder with `poll`.
     """
-    app = make_app(service, _lifespan(watch, binding.poll))
+    app = make_app(service, _lifespan(watch, poll))
     config = uvicorn.Config(
         app,
         log_level="warning",
         access_log=False,
-        timeout_graceful_shutdown=math.ceil(binding.grace) + SPARE_SECONDS + LAST_SECONDS,
+        timeout_graceful_shutdown=math.ceil(grace) + SPARE_SECONDS + LAST_SECONDS,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
         # The others, which uvicorn takes where they are installed, have other limits.
@@ -91,7 +82,7 @@ def serve(service: Service, binding: Binding, watch: BundleWatch | None = None) 
         ws="none",
     )
     logging.getLogger("asyncio").addFilter(without_broken_sends)
-    GracefulServer(config, service, binding.grace).run([binding.listener])
+    GracefulServer(config, service, grace).run([listener])
 
 
 class GracefulServer(uvicorn.Server):
@@ -146,8 +137,8 @@ class GracefulServer(uvicorn.Server):
             yield
 
 
-def _lifespan(watch: BundleWatch | None, poll: float | None):  # type: ignore[no-untyped-def]
-    """Watch the bundle while the application runs, every `poll` seconds and at SIGHUP."""
+def _lifespan(watch: BundleWatch | None, poll: bool):  # type: ignore[no-untyped-def]
+    """Load the bundle again at SIGHUP while the application runs, and with `poll` when its folder changes."""
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -163,10 +154,9 @@ def _lifespan(watch: BundleWatch | None, poll: float | None):  # type: ignore[no
             tasks.add(task)
             task.add_done_callback(tasks.discard)
 
-        if hasattr(signal, "SIGHUP"):
-            loop.add_signal_handler(signal.SIGHUP, reload)
-        if watch is not None and poll is not None:
-            tasks.add(asyncio.ensure_future(watch.poll(poll)))
+        loop.add_signal_handler(signal.SIGHUP, reload)
+        if watch is not None and poll:
+            tasks.add(asyncio.ensure_future(watch.poll()))
         try:
             yield
         finally:
