@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from ssd_profiles.errors import UserError, first_line, require_packages
 
@@ -22,30 +23,18 @@ def ray_cluster(address: str) -> Iterator[None]:
     Raises UserError if Ray is not installed, or if there is no cluster.
     """
     require_packages("--ray", "ray", "ray")
+    own: dict[str, Any] = {}
+    failure, see = "no cluster can be joined there", "ray status"
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        own = {"num_cpus": os.cpu_count(), "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        failure, see = "Ray did not start on this machine", "ray start --head"
     import ray
 
     try:
-        if address == LOCAL:
-            ray.init(
-                address=LOCAL,
-                num_cpus=os.cpu_count(),
-                include_dashboard=False,
-                object_store_memory=STORE_BYTES,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except Exception as error:  # Ray raises bare exceptions where a cluster does not start in time
-        if address == LOCAL:
-            raise UserError(
-                f"--ray {LOCAL}: Ray did not start on this machine ({first_line(error)}); see `ray start --head`"
-            ) from None
-        raise UserError(
-            f"--ray {address}: no cluster can be joined there ({first_line(error)}); see `ray status`"
-        ) from None
+        raise UserError(f"--ray {address}: {failure} ({first_line(error)}); see `{see}`") from None
     try:
         yield
     finally:
