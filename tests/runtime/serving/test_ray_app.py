@@ -18,8 +18,7 @@ import pytest
 
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.ray_app.call import Call
-from ssd_runtime.serving.ray_app.router import ReplicaLost
+from ssd_runtime.serving.ray_app.call import Call, ReplicaLost
 from tests.folders import TEXTS
 from tests.ports import unused_port
 from tests.serving import lone, request_for, tiny_engine

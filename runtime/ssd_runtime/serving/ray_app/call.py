@@ -15,6 +15,10 @@ Message = MutableMapping[str, Any]
 """A message of ASGI."""
 
 
+class ReplicaLost(Exception):  # noqa: N818 - the router's reason to try another
+    """The replica that a request was given to is gone."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One HTTP request."""

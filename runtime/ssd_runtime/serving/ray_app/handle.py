@@ -11,8 +11,7 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
 
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.ray_app.call import Call, Message
-from ssd_runtime.serving.ray_app.router import ReplicaLost
+from ssd_runtime.serving.ray_app.call import Call, Message, ReplicaLost
 
 LOOK_SECONDS = 5.0
 """Seconds within which replicas tell their state."""
@@ -28,7 +27,10 @@ class ServedReplicas:
         """The latest known."""
 
     async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
-        """Give a request to a replica. Raises ReplicaLost if it dies, and ApiError if no more requests may wait."""
+        """Give a request to a replica, its conversation's if that has a place; yields the messages of its response.
+
+        Raises ReplicaLost if the replica dies, and ApiError if no more requests may wait.
+        """
         response: Any = self._responding.options(session_id=call.conversation).remote(call)
         complete = False
         try:
@@ -54,7 +56,10 @@ class ServedReplicas:
             return True
 
     async def metrics(self) -> Sequence[tuple[str, str]]:
-        """The name of each replica and its metrics, the latest known ones where all places of a replica are taken."""
+        """The name of each replica and its metrics, in Prometheus' text format.
+
+        They are the latest known ones where all places of a replica are taken.
+        """
         with suppress(TimeoutError):
             self._metrics = await self._told("metrics")
         return self._metrics

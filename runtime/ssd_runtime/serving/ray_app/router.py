@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
 from prometheus_client.core import Metric
@@ -28,9 +28,12 @@ from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.http.transport.bodies import Bodies
 from ssd_runtime.serving.http.transport.failures import exception_handlers, known
 from ssd_runtime.serving.http.transport.leaving import until_gone
-from ssd_runtime.serving.ray_app.call import Call, Message
+from ssd_runtime.serving.ray_app.call import Call, Message, ReplicaLost
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
 from ssd_runtime.serving.ray_app.routing import RESPONSES, Routed, read_call
+
+if TYPE_CHECKING:
+    from ssd_runtime.serving.ray_app.handle import ServedReplicas
 
 log = logging.getLogger("ssd_serve")
 API = "/v1/"
@@ -43,29 +46,6 @@ HOP = frozenset({b"connection", b"keep-alive", b"transfer-encoding", b"upgrade",
 """Headers that are for one connection alone."""
 
 
-class ReplicaLost(Exception):  # noqa: N818 - the router's reason to try another
-    """The replica that a request was given to is gone."""
-
-
-class Replicas(Protocol):
-    """The replicas, however they run."""
-
-    def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
-        """Give a request to a replica, its conversation's if that has a place; yields the messages of its response.
-
-        Raises ReplicaLost if the replica dies, and ApiError if no more requests may wait.
-        """
-        ...
-
-    async def alive(self) -> bool:
-        """Whether a replica takes requests."""
-        ...
-
-    async def metrics(self) -> Sequence[tuple[str, str]]:
-        """The name of each replica and its metrics, in Prometheus' text format."""
-        ...
-
-
 class Router:
     """An application that gives every request to a replica.
 
@@ -75,18 +55,11 @@ class Router:
     error in OpenAI's form.
     """
 
-    def __init__(
-        self,
-        replicas: Replicas,
-        max_body_bytes: int,
-        keys: ApiKeys | None = None,
-        body_seconds: float = BODY_SECONDS,
-    ) -> None:
+    def __init__(self, replicas: ServedReplicas, max_body_bytes: int, keys: ApiKeys | None = None) -> None:
         """Requests to the API without one of the `keys` take no place of a replica."""
         self._replicas = replicas
         self._keys = keys or ApiKeys()
         self._max_body_bytes = max_body_bytes
-        self._body_seconds = body_seconds
         self._bodies = Bodies()
         self._registry = CollectorRegistry()
         self._retried = self._counter("ssd:router_requests_retried", "Whole answers begun again on another replica.")
@@ -188,7 +161,7 @@ class Router:
 
     async def _call(self, request: Request) -> Call:
         """Read a request. Raises ApiError as `Bodies.read` does."""
-        async with self._bodies.read(request, self._max_body_bytes, self._body_seconds) as body:
+        async with self._bodies.read(request, self._max_body_bytes, BODY_SECONDS) as body:
             return Call(
                 method=request.method,
                 path=request.url.path,
