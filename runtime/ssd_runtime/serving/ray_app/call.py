@@ -32,11 +32,6 @@ class Call:
     resumption: Resumption | None = None
     """The broken stream that the answer goes on after."""
 
-    def header(self, name: str) -> str | None:
-        """The value of a header."""
-        wanted = name.lower().encode()
-        return next((value.decode("latin-1") for key, value in self.headers if key.lower() == wanted), None)
-
     def scope(self) -> dict[str, Any]:
         """The scope of ASGI."""
         return {
@@ -74,7 +69,7 @@ async def exchange(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message]]:
     async def send(message: Message) -> None:
         messages.put_nowait(message)
 
-    running = asyncio.ensure_future(_run(app, call, receive, send))
+    running = asyncio.ensure_future(app(call.scope(), receive, send))
     running.add_done_callback(lambda _: messages.put_nowait(None))
     complete = False
     try:
@@ -93,7 +88,3 @@ async def exchange(app: ASGIApp, call: Call) -> AsyncGenerator[list[Message]]:
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-
-
-async def _run(app: ASGIApp, call: Call, receive: Any, send: Any) -> None:
-    await app(call.scope(), receive, send)

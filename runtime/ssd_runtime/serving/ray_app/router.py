@@ -98,7 +98,7 @@ class Router:
             return await until_gone(request, self._whole(routed.call))
         delivered = DeliveredStream(routed.keep_token_ids, routed.resumable)
         messages = self._resuming(routed, delivered)
-        start = await until_gone(request, _first(messages))
+        start = await until_gone(request, anext(messages))
         if not _is_stream(start):
             return _response([start, *[message async for message in messages]])
         response = StreamingResponse(_texts(messages), start["status"])
@@ -195,10 +195,6 @@ def _require_stream(start: Message) -> None:
     """Raise ApiError if a replica refuses to go on with a stream."""
     if not _is_stream(start):
         raise ApiError(503, "the stream broke, and no other replica takes it; send the request again", code="broken")
-
-
-async def _first(messages: AsyncGenerator[Message]) -> Message:
-    return await anext(messages)
 
 
 async def _texts(messages: AsyncGenerator[Message]) -> AsyncIterator[bytes]:

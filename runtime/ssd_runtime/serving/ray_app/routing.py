@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
+from starlette.datastructures import Headers
+
 from ssd_runtime.serving.http.openai.answers.events import json_text
 from ssd_runtime.serving.http.openai.requests.json_bounds import read_json
 from ssd_runtime.serving.ray_app.call import Call
@@ -76,5 +78,6 @@ def _conversation(call: Call, body: Mapping[str, Any]) -> str:
     else:
         prompt = body.get("prompt")
         beginning = prompt[:PROMPT_HEAD] if isinstance(prompt, str | list) else None
-    told = json.dumps([call.header("authorization"), body.get("instructions"), beginning])
+    key = Headers(raw=list(call.headers)).get("authorization")
+    told = json.dumps([key, body.get("instructions"), beginning])
     return sha256(told.encode()).hexdigest()

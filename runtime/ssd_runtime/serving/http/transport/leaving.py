@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
 from threading import Event
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -15,7 +15,7 @@ GONE = 499
 """The status, never sent, of a request whose client has left."""
 
 
-async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def until_gone(request: Request, work: Awaitable[T]) -> T:
     """The result of `work`, which is cancelled when the client leaves. Raises ClientDisconnect then."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_gone(request))
