@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from copy import deepcopy
 from typing import Any
 
 from ssd_runtime.serving.http.openai.answers.events import DONE, PREFIX, event_of
@@ -21,8 +21,8 @@ class DeliveredStream:
         """Token ids are told to the client only if `keep_token_ids`; without `resumable`, the events have none."""
         self._keep = keep_token_ids
         self._resumable = resumable
-        self._about: tuple[str, int] | None = None
-        self._choices: dict[int, DeliveredChoice] = {}
+        self._resumption: Resumption | None = None
+        """The state to go on from, once the stream has begun."""
         self._usage_told = False
         self._begun = False
         """Whether the client has anything of the answer."""
@@ -38,10 +38,7 @@ class DeliveredStream:
 
     def resumption(self) -> Resumption | None:
         """The state to go on from; None if the stream has not begun."""
-        if self._about is None:
-            return None
-        choices = {place: replace(choice, tokens=[*choice.tokens]) for place, choice in self._choices.items()}
-        return Resumption(id=self._about[0], created=self._about[1], choices=choices)
+        return deepcopy(self._resumption)
 
     def read(self, text: str) -> str:
         """Note the events of `text`; returns what the client is told. Raises Stopped for a replica that shuts down."""
@@ -60,18 +57,18 @@ class DeliveredStream:
                 raise Stopped
             return event
         self._begun = True
-        self._about = value["id"], value["created"]
+        if self._resumption is None:
+            self._resumption = Resumption(id=value["id"], created=value["created"])
         if not value["choices"]:
             if self._usage_told:
                 return ""
             self._usage_told = True
         for choice in value["choices"]:
-            self._note(choice)
+            self._note(choice, self._resumption.choices.setdefault(choice["index"], DeliveredChoice()))
         return event_of(value)
 
-    def _note(self, choice: dict[str, Any]) -> None:
+    def _note(self, choice: dict[str, Any], noted: DeliveredChoice) -> None:
         """Note one choice of a chunk, and remove what the client did not ask for."""
-        noted = self._choices.setdefault(choice["index"], DeliveredChoice())
         tokens = choice.get("token_ids", [])
         noted.tokens += tokens
         self.tokens += len(tokens)

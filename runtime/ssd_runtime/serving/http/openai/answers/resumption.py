@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ class Resumption:
 
     id: str
     created: int
-    choices: Mapping[int, DeliveredChoice] = field(default_factory=dict)
+    choices: dict[int, DeliveredChoice] = field(default_factory=dict)
 
     def requests(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The requests, which go on after the tokens that the client has."""
