@@ -123,7 +123,7 @@ class Answer:
                 held = self._hold(place)
                 held.begin = len(tokens)
                 held.positions.skip(tokens)
-                form.skip(place, text)
+                form.block(place, text)  # the client has these choices
 
     async def outcomes(self) -> list[Outcome]:
         """The outcomes of all requests, once they have ended. Raises ApiError for the first that fails."""

@@ -32,9 +32,6 @@ class CompletionForm:
         """One choice with the text."""
         return [_completion(place, text, None)]
 
-    def skip(self, place: int, text: str) -> None:
-        """Do nothing: a completion's choices do not depend on earlier text."""
-
     def last(self, place: int, outcome: Outcome) -> list[Json]:
         """One choice without text."""
         return [_completion(place, "", FINISH_REASONS[outcome.generation.finish_reason])]
@@ -64,7 +61,7 @@ class ChatForm:
     has_channels: bool = False
     """Whether the text is in channels."""
     _readers: dict[int, _ChatReader] = field(default_factory=dict)
-    """Readers of streamed choices by place."""
+    """Readers of choices by place."""
 
     def first(self, place: int) -> Json | None:
         """The role."""
@@ -74,10 +71,6 @@ class ChatForm:
         """The text, the thoughts, or the parts of calls."""
         return self._reader(place).deltas(text)
 
-    def skip(self, place: int, text: str) -> None:
-        """Read the text that the client has."""
-        self._reader(place).deltas(text)
-
     def last(self, place: int, outcome: Outcome) -> list[Json]:
         """The text that was held back, then the reason of the end."""
         reader = self._reader(place)
@@ -86,7 +79,7 @@ class ChatForm:
 
     def choice(self, place: int, outcome: Outcome) -> Json:
         """The whole message."""
-        reader = self._new_reader(place)
+        reader = self._reader(place)
         (thoughts, parts), (last_thoughts, last_parts) = reader.read(outcome.text), reader.read(None)
         text, calls = joined([*parts, *last_parts])
         message: Json = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
@@ -98,20 +91,13 @@ class ChatForm:
 
     def _reader(self, place: int) -> _ChatReader:
         if place not in self._readers:
-            self._readers[place] = self._new_reader(place)
+            thoughts = None if self.thinks is None else ReasoningReader(self.thinks)
+            self._readers[place] = _ChatReader(
+                place=place,
+                thoughts=ChannelReader() if self.has_channels else thoughts,
+                calls=reader_of(self.call_form, self.tools, self.most_calls) if self.tools else None,
+            )
         return self._readers[place]
-
-    def _new_thoughts(self) -> ReasoningReader | ChannelReader | None:
-        if self.has_channels:
-            return ChannelReader()
-        return None if self.thinks is None else ReasoningReader(self.thinks)
-
-    def _new_reader(self, place: int) -> _ChatReader:
-        return _ChatReader(
-            place=place,
-            thoughts=self._new_thoughts(),
-            calls=reader_of(self.call_form, self.tools, self.most_calls) if self.tools else None,
-        )
 
 
 Form = ChatForm | CompletionForm
