@@ -202,16 +202,12 @@ class Service:
                 subscription.close()
                 raise
         answer = Answer(
+            asked=found.asked,
             subscription=subscription,
             form=found.form,
+            encoder=self.encoder,
             model_name=self.settings.model_name,
-            choices=found.asked.n or 1,
-            token_bytes=self.encoder.token_bytes,
-            usage_chunk=found.asked.wants_usage_chunk,
-            token_ids=bool(found.asked.return_token_ids),
             resumption=resumption,
-            decode=self.encoder.loaded.decode if found.asked.wants_drafts else None,
-            told=resumption.texts(found.requests, self.encoder.loaded) if resumption is not None else None,
         )
         if found.asked.stream:
             chunks = answer.chunks()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -16,7 +16,6 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.printable import printable
 from ssd_runtime.devices.memory import OutOfMemoryError
 from ssd_runtime.engine.output.result import Outcome, Tally
-from ssd_runtime.engine.output.text_stream import Decode
 from ssd_runtime.sampling.finite import NotFiniteError
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
 from ssd_runtime.serving.http.openai.answers.events import DONE, Json, event_of, json_text
@@ -25,8 +24,9 @@ from ssd_runtime.serving.http.openai.answers.logprobs import PositionReader
 from ssd_runtime.serving.http.openai.answers.origins import OriginReader
 from ssd_runtime.serving.http.openai.answers.resumption import Resumption
 from ssd_runtime.serving.http.openai.errors import ApiError, too_many_answers
+from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
+from ssd_runtime.serving.http.openai.requests.requests import CommonRequest
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest, PendingRequest
-from ssd_runtime.serving.http.token_bytes import TokenBytes
 from ssd_runtime.structure.structure import StructureError
 
 
@@ -82,29 +82,18 @@ class Answer:
 
     def __init__(
         self,
+        asked: CommonRequest,
         subscription: Subscription,
         form: Form,
+        encoder: PromptEncoder,
         model_name: str,
-        choices: int,
-        token_bytes: TokenBytes,
-        usage_chunk: bool = False,
-        token_ids: bool = False,
         resumption: Resumption | None = None,
-        told: Mapping[int, str] | None = None,
-        decode: Decode | None = None,
     ) -> None:
-        """`choices` requests belong to each prompt; with `usage_chunk` a stream ends with one of usage.
-
-        With `token_ids` every choice, or chunk of it, lists its tokens. With a `resumption`, the stream goes on after
-        it; `told` are its texts by place. With `decode`, a stream tells how tokens were drafted.
-        """
-        self._decode = decode
+        """With a `resumption`, the stream goes on after it."""
+        self._asked = asked
         self._subscription = subscription
         self._form = form
-        self._choices = choices
-        self._token_bytes = token_bytes
-        self._usage_chunk = usage_chunk
-        self._token_ids = token_ids
+        self._encoder = encoder
         self._held: dict[int, _Held] = {}
         """The text that the chunks of a stream have told so far, by choice."""
         self._common: Json = {
@@ -118,7 +107,8 @@ class Answer:
         if resumption is not None:
             self._common |= {"id": resumption.id, "created": resumption.created}
             self._ended = {place for place, choice in resumption.choices.items() if choice.ended}
-            for place, text in (told or {}).items():
+            requests = [each.request for each in subscription.pending]
+            for place, text in resumption.texts(requests, encoder.loaded).items():
                 tokens = resumption.choices[place].tokens
                 held = self._hold(place)
                 held.begin = len(tokens)
@@ -154,7 +144,7 @@ class Answer:
         """The choices of a whole answer."""
         for place, outcome in enumerate(outcomes):
             choice = self._form.choice(place, outcome)
-            held = _Held(PositionReader(self._token_bytes))
+            held = _Held(PositionReader(self._encoder.token_bytes))
             self._tell_tokens(choice, place, outcome.generation.token_ids, held)
             yield choice
 
@@ -176,7 +166,7 @@ class Answer:
                 described = self._described(place, choices, event)
                 if described:
                     yield "".join(self._chunk([choice]) for choice in described)
-            if self._usage_chunk:
+            if self._asked.wants_usage_chunk:
                 yield self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))
         except ApiError as error:
             yield event_of(error.to_json())
@@ -186,8 +176,8 @@ class Answer:
         """The parts of a choice that were told so far."""
         if place not in self._held:
             pending = self._subscription.pending[place]
-            origins = OriginReader(self._decode, pending) if self._decode is not None else None
-            self._held[place] = _Held(PositionReader(self._token_bytes), origins)
+            origins = OriginReader(self._encoder.loaded.decode, pending) if self._asked.wants_drafts else None
+            self._held[place] = _Held(PositionReader(self._encoder.token_bytes), origins)
         return self._held[place]
 
     def _described(self, place: int, choices: list[Json], event: Block | End) -> list[Json]:
@@ -206,7 +196,7 @@ class Answer:
 
     def _tell_tokens(self, choice: Json, place: int, tokens: Sequence[int], held: _Held) -> None:
         """Add the tokens and their log-probabilities to a choice, if they are wanted."""
-        if self._token_ids:
+        if self._asked.return_token_ids:
             choice["token_ids"] = list(tokens)
         recorder = self._subscription.pending[place].request.logprobs
         if recorder is not None:
@@ -214,7 +204,7 @@ class Answer:
 
     def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
         """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""
-        about = {"usage": usage} if self._usage_chunk else {}
+        about = {"usage": usage} if self._asked.wants_usage_chunk else {}
         return event_of({**self._common, "object": self._form.chunk, "choices": choices, **about})
 
     def _outcome(self, place: int, end: End) -> Outcome:
@@ -226,9 +216,10 @@ class Answer:
     def _usage(self, outcomes: Sequence[Outcome]) -> Json:
         """Tokens and figures of all choices; a prompt counts once, however many choices it has."""
         generations = [outcome.generation for outcome in outcomes]
-        prompt = sum(each.prompt_tokens for each in generations[:: self._choices])
+        prompts = generations[:: self._asked.n or 1]
+        prompt = sum(each.prompt_tokens for each in prompts)
         new = sum(len(each.token_ids) for each in generations)
-        cached = sum(each.num_cached_tokens for each in generations[:: self._choices])
+        cached = sum(each.num_cached_tokens for each in prompts)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
