@@ -12,10 +12,10 @@ from time import perf_counter
 
 from ssd_artifacts.bundle import Bundle
 from ssd_runtime.engine.engine import Engine
+from ssd_runtime.engine.observed import Observation
 from ssd_runtime.engine.turn import Request
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.pending import End, GenerationRequest, Listener, PendingRequest
-from ssd_runtime.serving.http.receiver import Receiver
 
 FIRST_GUESS = 5.0
 """Seconds that a request is expected to take before any has ended."""
@@ -58,8 +58,8 @@ class EngineThread:
         self.places = places
         self._metrics = metrics
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._live: dict[Request, Receiver] = {}
-        """Requests of the engine, with what receives their reports; only the engine's thread touches it."""
+        self._live: dict[Request, PendingRequest] = {}
+        """Requests of the engine, with ours; only the engine's thread touches it."""
         self._lock = threading.Lock()
         self._open: set[PendingRequest] = set()
         self._closing = False
@@ -205,21 +205,37 @@ class EngineThread:
             if pending.cancelled:
                 self._end(pending, End(cancelled=True))
                 continue
-            receiver = Receiver(pending, self._metrics)
             try:
                 request = self.engine.add_request(
                     pending.request.ids,
                     pending.request.settings,
-                    receiver.write,
+                    pending.write,
                     stream=pending.request.stream,
-                    on_tokens=receiver.tokens,
-                    on_cycle=receiver.cycle,
+                    on_tokens=partial(self._on_tokens, pending),
+                    on_cycle=partial(self._on_cycle, pending),
                     answered=pending.request.answered,
                 )
             except Exception as error:  # it is the request's end, not the thread's
                 self._end(pending, End(error=error))
                 continue
-            self._live[request] = receiver
+            self._live[request] = pending
+
+    def _on_cycle(self, pending: PendingRequest, observation: Observation) -> None:
+        """Note a cycle of a request; its tokens follow."""
+        pending.next_origins = observation.cycle.origins
+        pending.plain_seconds = observation.plain_seconds
+        self._metrics.on_cycle(observation)
+
+    def _on_tokens(self, pending: PendingRequest, ids: list[int]) -> None:
+        """Note new tokens of a request; their text follows."""
+        now = perf_counter()
+        if pending.first is None:
+            pending.first = now
+        else:
+            self._metrics.on_tokens(len(ids), now - pending.latest)
+        pending.latest = now
+        pending.tokens += ids
+        pending.origins += pending.next_origins
 
     def _step(self) -> None:
         """Run one step of the engine, and end the pending requests that it finished."""
@@ -229,26 +245,26 @@ class EngineThread:
         except Exception as error:  # a defect of ours: nothing is known of the requests, so all of them end
             self._fail_all(error)
             return
-        for request, receiver in self._live.items():
-            if receiver.pending.begun is None and request.job.request is not None:
-                receiver.pending.begun = began
+        for request, pending in self._live.items():
+            if pending.begun is None and request.job.request is not None:
+                pending.begun = began
         for request in ended:
-            receiver = self._live.pop(request)
-            self._end(receiver.pending, self._result(request, receiver))
+            pending = self._live.pop(request)
+            self._end(pending, self._result(request, pending))
 
-    def _result(self, request: Request, receiver: Receiver) -> End:
+    def _result(self, request: Request, pending: PendingRequest) -> End:
         try:
             outcome = request.outcome()
-            return End(outcome=outcome, tokens=tuple(receiver.unreported), origins=tuple(receiver.origins))
+            return End(outcome=outcome, tokens=tuple(pending.tokens), origins=tuple(pending.origins))
         except Exception as error:  # the request's own failure
             return End(error=error)
 
     def _drop_cancelled(self) -> None:
         """End the requests that were cancelled since the last step."""
-        for request, receiver in list(self._live.items()):
-            if receiver.pending.cancelled:
+        for request, pending in list(self._live.items()):
+            if pending.cancelled:
                 self._drop(request)
-                self._end(receiver.pending, End(cancelled=True))
+                self._end(pending, End(cancelled=True))
 
     def _fail_all(self, error: Exception) -> None:
         """End every open request with an error."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -67,10 +67,25 @@ class PendingRequest:
     """The beginning of the first step that it took part in."""
     first: float | None = None
     """The time of its first token."""
+    latest: float = 0.0
+    """The time of its latest tokens."""
+    tokens: list[int] = field(default_factory=list)
+    """Tokens that no event has told yet, because their text is held back."""
+    origins: list[Origin] = field(default_factory=list)
+    """Their origins."""
+    next_origins: Sequence[Origin] = ("plain",)
+    """Origins of the next tokens; the very first one comes from the prefill."""
     plain_seconds: float | None = None
     """Seconds of a plain step, as `Observation` has them of its latest cycle."""
     ended: float | None = None
     cancelled: bool = False
+
+    def write(self, text: str) -> None:
+        """Tell new text with its tokens, unless it is held back."""
+        if text:
+            self.tell(Block(text, tuple(self.tokens), tuple(self.origins)))
+            self.tokens.clear()
+            self.origins.clear()
 
     def tell(self, event: Block | End) -> None:
         """Pass an event on; a request whose listener fails is cancelled."""
