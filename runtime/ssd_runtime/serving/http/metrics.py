@@ -148,8 +148,8 @@ class Metrics:
             self._queue.observe(pending.begun - pending.submitted)
         if (first := pending.seconds_to_first_token) is not None:
             self._first_token.observe(first)
-        if (each := pending.seconds_per_token(generation.decoded)) is not None:
-            self._per_token.observe(each)
+        if pending.first is not None and generation.decoded > 1:
+            self._per_token.observe((pending.ended - pending.first) / (generation.decoded - 1))
 
     def on_defect(self, error: Exception) -> None:
         """Log an error that belongs to no request."""
@@ -168,9 +168,5 @@ def source_of(reason: str, masked: bool) -> str:
     """The source of a plan's drafts, one of a few words."""
     if masked:
         return "masked"
-    if reason.startswith("plain"):
-        return "plain"
-    for source in ("light", "mtp"):
-        if reason.startswith(source):
-            return source
-    return "lookup" if reason.startswith("lookup") else "early_exit"
+    named = (source for source in ("plain", "light", "mtp", "lookup") if reason.startswith(source))
+    return next(named, "early_exit")

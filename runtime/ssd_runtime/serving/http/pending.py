@@ -98,9 +98,3 @@ class PendingRequest:
     def seconds_to_first_token(self) -> float | None:
         """Seconds from the request to its first token, waiting included; None if it has none."""
         return None if self.first is None else self.first - self.submitted
-
-    def seconds_per_token(self, tokens: int) -> float | None:
-        """Mean seconds per token after the first; None for fewer than two of `tokens`."""
-        if self.first is None or self.ended is None or tokens < 2:
-            return None
-        return (self.ended - self.first) / (tokens - 1)
