@@ -7,7 +7,7 @@ from typing import Any
 
 BODY_SECONDS = 30.0
 MOST_ANSWERS = 64
-"""Most answers that one request may ask for, unless a server is told otherwise."""
+"""Most answers that one request may ask for: prompts × `n`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,6 @@ class ServerSettings:
     """Origins, such as `https://chat.example`, whose web pages may use the server; `*` for all."""
     allowed_hosts: tuple[str, ...] | None = None
     """Names, beside those of this machine, that requests may reach the server under; `*` for all, None for no check."""
-    max_answers: int = MOST_ANSWERS
-    """Most answers that one request may ask for: prompts × `n`."""
     page: bool = True
     """Whether the chat page is served at `/`."""
     created: int = 0

@@ -24,7 +24,7 @@ from ssd_runtime.serving.http.openai.requests.fields import EFFORT
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CommonRequest, CompletionRequest
 from ssd_runtime.serving.http.pending import GenerationRequest
-from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.settings import MOST_ANSWERS, ServerSettings
 from ssd_runtime.structure.structure import Structure, StructureError
 
 COMPLETION_TOKENS = 16
@@ -38,7 +38,7 @@ def chat_requests(
 
     The work ends soon after `stop` is set.
     """
-    _check_choices(request, 1, settings)
+    _check_choices(request, 1)
     variables = dict(request.chat_template_kwargs or {})
     if encoder.takes_effort and request.reasoning_effort is not None:
         variables[EFFORT] = request.reasoning_effort
@@ -72,7 +72,7 @@ def completion_requests(
 
     Raises ApiError.
     """
-    _check_choices(request, len(request.prompt), settings)
+    _check_choices(request, len(request.prompt))
     prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompt]
     found = _requests(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
     structure = request.structure()
@@ -166,11 +166,11 @@ def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float
     return biases
 
 
-def _check_choices(request: CommonRequest, prompts: int, settings: ServerSettings) -> None:
+def _check_choices(request: CommonRequest, prompts: int) -> None:
     """Raise ApiError for more answers than the server gives at once."""
     choices = request.n or 1
-    if choices * prompts > settings.max_answers:
-        raise too_many_answers(choices * prompts, settings.max_answers, choices)
+    if choices * prompts > MOST_ANSWERS:
+        raise too_many_answers(choices * prompts, MOST_ANSWERS, choices)
 
 
 def _check_prompt(ids: list[int], settings: ServerSettings) -> None:
