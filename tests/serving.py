@@ -27,7 +27,7 @@ from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.opening import watch_gauges
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest
-from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.settings import BODY_SECONDS, ServerSettings, ServiceOptions
 from ssd_runtime.serving.http.transport.connections import BoundedProtocol
 from tests.folders import TEXTS
 from tests.tables import latency_table
@@ -113,7 +113,9 @@ def tiny_service(
     keys: Sequence[str] = (),
     template: str | None = None,
     own_template: str | None = None,
-    **changes: Any,
+    max_context: int | None = None,
+    body_seconds: float = BODY_SECONDS,
+    **options: Any,
 ) -> Service:
     """A service of a tiny engine, whose thread has not started.
 
@@ -123,9 +125,11 @@ def tiny_service(
         engine.loaded.tokenizer.chat_template = template
     config = engine.loaded.model.config
     settings = ServerSettings(
+        options=ServiceOptions(**{"temperature": 0.0, **options}),
         model_name="tiny",
+        max_context=max_context or config.max_position_embeddings,
         vocabulary=config.vocab_size,
-        **{"max_context": config.max_position_embeddings, "temperature": 0.0, **changes},
+        body_seconds=body_seconds,
     )
     metrics = Metrics("tiny")
     service = Service(

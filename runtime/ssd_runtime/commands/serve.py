@@ -6,7 +6,6 @@ import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ssd_artifacts.reference_bundle import is_packaged
 from ssd_artifacts.sharing.reachable import is_local
@@ -24,11 +23,9 @@ from ssd_runtime.commands.options import (
 )
 from ssd_runtime.commands.serve_options import LimitOptions, ReplicaOptions, ServerOptions
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
+from ssd_runtime.serving.http.settings import ServiceOptions
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
 from ssd_runtime.serving.ray_app.scale import Scale
-
-if TYPE_CHECKING:
-    from ssd_runtime.serving.http.opening import ServiceOptions
 
 CLOSING = closing(
     "Serve:     ssd-serve -m ./my-model --port 8000",
@@ -82,7 +79,7 @@ def serve(
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", server.host, KEY_VARIABLE)
     # These imports take seconds and come last, so that bad input is answered at once.
     with uncollected():
-        from ssd_runtime.serving.http.opening import ServiceOptions, open_service, watch_bundle
+        from ssd_runtime.serving.http.opening import open_service, watch_bundle
 
     options = ServiceOptions(
         artifact=bundle.artifact,

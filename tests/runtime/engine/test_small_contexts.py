@@ -17,9 +17,11 @@ from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.models import load_model
+from ssd_runtime.loading.source import read_source
 from ssd_runtime.model.sublayers.attention import attend
 from ssd_runtime.planning.registry import NAMES, read_settings
-from ssd_runtime.serving.http.opening import ServiceOptions, open_service
+from ssd_runtime.serving.http.opening import open_service
+from ssd_runtime.serving.http.settings import ServiceOptions
 from tests.bundles import LAYERS, bundle
 from tests.folders import save_tiny_model
 from tests.serving import send, serving
@@ -84,7 +86,7 @@ def test_a_server_starts_and_answers_to_the_contexts_end(
 ) -> None:
     options = ServiceOptions(model=str(folders[context]), temperature=0.0, max_concurrency=concurrency)
     notes = list[str]()
-    service = open_service(options, options.source(), notes.append)
+    service = open_service(options, read_source(None, options.model), notes.append)
     assert service.settings.max_context == context
     assert not any("--kv-memory" in note for note in notes), "the memory does not bound these requests"
     with serving(service) as address:
@@ -95,7 +97,7 @@ def test_a_server_starts_and_answers_to_the_contexts_end(
 def test_too_little_memory_for_the_context_is_said_with_its_tokens(folders: dict[int, Path]) -> None:
     options = ServiceOptions(model=str(folders[64]), strategy="plain", cache_bytes=1 << 12)
     with pytest.raises(UserError, match="hold no request of 64 tokens; give more with --kv-memory"):
-        open_service(options, options.source(), lambda note: None)
+        open_service(options, read_source(None, options.model), lambda note: None)
 
 
 CPU = torch.device("cpu")

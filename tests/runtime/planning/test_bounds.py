@@ -16,7 +16,7 @@ from ssd_runtime.planning.registry import SETTINGS, read_settings
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.openai.requests.generation_requests import _strategy
 from ssd_runtime.serving.http.openai.requests.requests import CompletionRequest
-from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.settings import ServerSettings, ServiceOptions
 
 PARAMETERS = [
     pytest.param(name, each, id=f"{name}.{each.name}") for name, kind in SETTINGS.items() for each in fields(kind)
@@ -37,7 +37,7 @@ def outside(parameter: Field[Any]) -> list[Any]:
 
 def over_http(strategy: str, name: str, value: Any) -> Any:
     body = {"prompt": "x", "ssd": {"strategy": strategy, "parameters": {name: value}}}
-    allowed = replace(SERVER, allowed_strategies=(strategy,))
+    allowed = replace(SERVER, options=ServiceOptions(allow_strategies=(strategy,)))
     return _strategy(CompletionRequest.model_validate(body), allowed)[1]
 
 
@@ -78,23 +78,23 @@ def test_the_page_of_strategies_lists_every_parameter_with_its_default_and_its_r
 
 
 def test_a_server_offers_what_its_operator_chose_and_what_cannot_do_harm() -> None:
-    def ask(name: str, /, **changes: Any) -> str:
+    def ask(name: str, /, **options: Any) -> str:
         body = {"prompt": "x", "ssd": {"strategy": name}}
-        return _strategy(CompletionRequest.model_validate(body), replace(SERVER, **changes))[0]
+        return _strategy(CompletionRequest.model_validate(body), replace(SERVER, options=ServiceOptions(**options)))[0]
 
     studied = {*SETTINGS, "plain", "fixed:mix"} - {"auto", "plain", "lookup"}
     for name in ("auto", "plain", "lookup"):
         assert ask(name) == name
     for name in studied:
         with pytest.raises(ApiError, match=rf"^ssd.strategy: '{name}' is not offered.*--allow-strategies {name}$"):
-            ask(name, allowed_strategies=tuple(studied - {name}))
-        assert ask(name, strategy=name) == ask(name, allowed_strategies=(name,)) == name
-    assert ask("fixed:mix", allowed_strategies=("fixed:NAME",)) == "fixed:mix"
+            ask(name, allow_strategies=tuple(studied - {name}))
+        assert ask(name, strategy=name) == ask(name, allow_strategies=(name,)) == name
+    assert ask("fixed:mix", allow_strategies=("fixed:NAME",)) == "fixed:mix"
 
 
 def test_a_request_makes_no_lighter_copies_of_the_weights() -> None:
     """Making them would stop all others for seconds."""
-    settings = replace(SERVER, strategy="plain", light=False)
+    settings = replace(SERVER, options=ServiceOptions(strategy="plain"), light=False)
     body: dict[str, Any] = {"prompt": "x", "ssd": {"strategy": "auto"}}
     assert _strategy(CompletionRequest.model_validate(body), settings)[1].light == 0
     body["ssd"]["parameters"] = {"light": 1}

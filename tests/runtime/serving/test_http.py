@@ -26,7 +26,7 @@ QUESTION = [{"role": "user", "content": TEXTS[0]}]
 
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Service:
-    return tiny_service(tiny_engine(folder), max_new_tokens=400, allowed_strategies=("clasp",))
+    return tiny_service(tiny_engine(folder), max_new_tokens=400, allow_strategies=("clasp",))
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ def test_a_server_can_do_without_the_page(folder: Path) -> None:
 def address(folder: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         let_forwards_take_the_same(patch)  # what `auto` drafts depends on what steps cost
-        with serving(tiny_service(tiny_engine(folder), allowed_strategies=("clasp",))) as address:
+        with serving(tiny_service(tiny_engine(folder), allow_strategies=("clasp",))) as address:
             yield address
 
 

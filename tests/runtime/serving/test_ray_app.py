@@ -33,7 +33,7 @@ def address(folder: Path) -> Iterator[str]:
     from ray import serve
 
     from ssd_runtime.engine.opening import LoadSettings
-    from ssd_runtime.serving.http.opening import ServiceOptions
+    from ssd_runtime.serving.http.settings import ServiceOptions
     from ssd_runtime.serving.ray_app.application import QUIET, application
     from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
     from ssd_runtime.serving.ray_app.scale import Scale
@@ -62,7 +62,7 @@ def test_web_pages_of_an_allowed_origin_can_read_every_answer(address: str) -> N
 
 def test_a_replica_runs_on_the_card_that_ray_gives_it() -> None:
     from ssd_runtime.engine.opening import LoadSettings
-    from ssd_runtime.serving.http.opening import ServiceOptions
+    from ssd_runtime.serving.http.settings import ServiceOptions
     from ssd_runtime.serving.ray_app.application import of_replica
 
     for device, own in (("cuda:1", "cuda"), ("cuda", "cuda"), ("cpu", "cpu"), (None, None)):

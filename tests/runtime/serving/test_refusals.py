@@ -24,7 +24,7 @@ BODIES = int(os.environ.get("SSD_BODIES", "150"))
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    limits = {"max_new_tokens": 400, "max_body_bytes": 20_000, "allowed_strategies": ("clasp", "knn")}
+    limits = {"max_new_tokens": 400, "max_body_bytes": 20_000, "allow_strategies": ("clasp", "knn")}
     with serving(tiny_service(tiny_engine(folder), **limits)) as address:
         yield address
 

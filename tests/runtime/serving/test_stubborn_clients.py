@@ -173,7 +173,7 @@ def test_bodies_that_are_read_at_once_take_bounded_memory(
 ) -> None:
     """Those beyond it are told to come again, and the others are answered."""
     bodies = 3
-    size = service.settings.max_body_bytes
+    size = service.settings.options.max_body_bytes
     monkeypatch.setattr("ssd_runtime.serving.http.transport.bodies.MOST_BODIES", bodies)
     fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 1}
     body = json.dumps(fields).encode().ljust(size)

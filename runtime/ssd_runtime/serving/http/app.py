@@ -89,7 +89,7 @@ class Service:
     def routes(self) -> list[Route]:
         """All routes."""
         return [
-            *([page_route()] if self.settings.page else []),
+            *([page_route()] if self.settings.options.page else []),
             Route("/health", self.health, methods=["GET"]),
             Route("/metrics", self.show_metrics, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -254,11 +254,12 @@ class Service:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != JSON_TYPE:
             raise ApiError(415, "send `Content-Type: application/json`", code="unsupported_media_type")
-        return self.bodies.read(request, self.settings.max_body_bytes, self.settings.body_seconds)
+        return self.bodies.read(request, self.settings.options.max_body_bytes, self.settings.body_seconds)
 
 
 def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:
     """The application of a service whose thread is running."""
+    options = service.settings.options
 
     def count(status: int) -> None:
         service.metrics.count_without_answer(f"http {status}")
@@ -276,7 +277,7 @@ def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = Non
 
     return Starlette(
         routes=service.routes(),
-        middleware=web_page_middleware(service.settings.allowed_hosts, service.settings.allowed_origins, count),
+        middleware=web_page_middleware(options.allowed_hosts, options.allowed_origins, count),
         lifespan=lifespan,
         exception_handlers={**handlers, HTTPException: http_error},
     )

@@ -1,4 +1,4 @@
-"""Opens a service: the options of a server, and the model behind them."""
+"""Opens a service: loads the model behind the options of a server."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.memory import gib
 from ssd_runtime.engine.engine import Engine
-from ssd_runtime.engine.opening import LoadSettings, open_engine
-from ssd_runtime.loading.source import ModelSource, read_source
+from ssd_runtime.engine.opening import open_engine
+from ssd_runtime.loading.source import ModelSource
 from ssd_runtime.planning.registry import find_strategy, read_settings
 from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.engine_thread import EngineThread
@@ -23,45 +21,12 @@ from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.reload import BundleWatch
-from ssd_runtime.serving.http.settings import ServerSettings
+from ssd_runtime.serving.http.settings import ServerSettings, ServiceOptions
 from ssd_runtime.serving.record import Recorder
 
 T = TypeVar("T")
 LEAST_CONTEXT = 256
 """Fewer tokens of a prompt with its answer are no use to anybody, unless they are the model's whole context."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceOptions:
-    """The options of a server, under the names of `ssd-serve`; plain data, so that every replica gets the same."""
-
-    artifact: str | None = None
-    model: str | None = None
-    require_signature: Path | None = None
-    load: LoadSettings = field(default_factory=LoadSettings)
-    strategy: str = "auto"
-    assignments: tuple[str, ...] = ()
-    allow_strategies: tuple[str, ...] = ()
-    name: str | None = None
-    api_keys: tuple[str, ...] = ()
-    share_between_keys: bool = False
-    max_concurrency: int = 8
-    max_queue: int = 64
-    max_prompt_tokens: int | None = None
-    max_new_tokens: int | None = None
-    max_body_bytes: int = 4 << 20
-    cache_bytes: int | None = None
-    """Bytes for keys and values; None for half of the free memory."""
-    chat_template: str | None = None
-    """The text of a template in place of the model's own."""
-    allowed_origins: tuple[str, ...] = ()
-    allowed_hosts: tuple[str, ...] | None = None
-    temperature: float = 1.0
-    page: bool = True
-
-    def source(self) -> ModelSource:
-        """Open the bundle. Raises UserError as `read_source` does."""
-        return read_source(self.artifact, self.model, self.require_signature)
 
 
 def open_service(
@@ -87,23 +52,15 @@ def open_service(
 
     engine, encoder, context = _in_a_thread(load)
     settings = ServerSettings(
+        options=options,
         model_name=options.name or source.model,
         max_context=context,
         vocabulary=engine.loaded.model.config.vocab_size,
-        strategy=options.strategy,
         parameters=parameters,
         has_bundle=source.bundle is not None,
-        allowed_strategies=options.allow_strategies,
         light=any(
             find_strategy(name).needs_light or getattr(known, "light", False) for name, known in prepared.items()
         ),
-        temperature=options.temperature,
-        max_prompt_tokens=options.max_prompt_tokens,
-        max_new_tokens=options.max_new_tokens,
-        max_body_bytes=options.max_body_bytes,
-        allowed_origins=options.allowed_origins,
-        allowed_hosts=options.allowed_hosts,
-        page=options.page,
         created=int(time.time()),
     )
     metrics = Metrics(settings.model_name)

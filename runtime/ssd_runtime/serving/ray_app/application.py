@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 
 from ssd_runtime.engine.opening import LoadSettings
 from ssd_runtime.serving.http.keys import ApiKeys, read_keys
-from ssd_runtime.serving.http.opening import ServiceOptions
+from ssd_runtime.serving.http.settings import ServiceOptions
 from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
 from ssd_runtime.serving.ray_app.handle import ServedReplicas
 from ssd_runtime.serving.ray_app.replica import Replica

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from ray import serve
 
+from ssd_runtime.loading.source import read_source
+from ssd_runtime.serving.http.settings import ServiceOptions
 from ssd_runtime.serving.ray_app.call import Call, Message, exchange
-
-if TYPE_CHECKING:
-    from ssd_runtime.serving.http.opening import ServiceOptions
 
 log = logging.getLogger("ssd_serve")
 
@@ -26,7 +24,7 @@ class Replica:
         from ssd_runtime.serving.http.app import make_app
         from ssd_runtime.serving.http.opening import open_service, watch_bundle
 
-        source = options.source()
+        source = read_source(options.artifact, options.model, options.require_signature)
         self._service = open_service(options, source, log.info)
         self._app = make_app(self._service)
         self._watch = watch_bundle(options, source, self._service) if reload else None

@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.engine.interrupts import handling
-from ssd_runtime.serving.http.opening import ServiceOptions
+from ssd_runtime.serving.http.settings import ServiceOptions
 from ssd_runtime.serving.ray_app.application import QUIET, application
 from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 from ssd_runtime.serving.ray_app.scale import Scale

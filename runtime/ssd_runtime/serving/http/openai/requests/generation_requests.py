@@ -183,7 +183,7 @@ def _check_prompt(ids: list[int], settings: ServerSettings) -> None:
 
 def _new_tokens(request: CommonRequest, settings: ServerSettings, usual: int) -> int:
     """The limit of new tokens. Raises ApiError for more than the server allows."""
-    most = settings.max_new_tokens
+    most = settings.options.max_new_tokens
     asked = request.asked_tokens
     if asked is None:
         return usual if most is None else min(usual, most)
@@ -194,7 +194,7 @@ def _new_tokens(request: CommonRequest, settings: ServerSettings, usual: int) ->
 
 def _sampling(request: CommonRequest, settings: ServerSettings) -> SamplingParams:
     """The sampling of the first choice; without a seed a random one is drawn."""
-    temperature = settings.temperature if request.temperature is None else request.temperature
+    temperature = settings.options.temperature if request.temperature is None else request.temperature
     if temperature < COLD:
         # At temperature 0 the most probable token is chosen, which every filter keeps.
         return SamplingParams(repetition_penalty=request.repetition_penalty)
@@ -210,24 +210,25 @@ def _sampling(request: CommonRequest, settings: ServerSettings) -> SamplingParam
 
 def _strategy(request: CommonRequest, settings: ServerSettings) -> tuple[str, Any]:
     """The strategy with its parameters: the request's, else the server's."""
-    asked = request.ssd
+    asked, own = request.ssd, settings.options.strategy
     if asked is None or (asked.strategy is None and not asked.parameters):
-        return settings.strategy, settings.parameters
-    name = asked.strategy or settings.strategy
+        return own, settings.parameters
+    name = asked.strategy or own
     try:
         check_strategy(name, settings.has_bundle)
     except UserError as error:
         raise invalid("ssd.strategy", str(error).partition(": ")[2]) from None
     known = find_strategy(name)
-    if not known.offered and not {name, known.name} & {settings.strategy, *settings.allowed_strategies}:
-        offered = {each.name for each in STRATEGIES if each.offered} | {settings.strategy, *settings.allowed_strategies}
+    chosen = {own, *settings.options.allow_strategies}
+    if not known.offered and not {name, known.name} & chosen:
+        offered = {each.name for each in STRATEGIES if each.offered} | chosen
         raise invalid(
             "ssd.strategy",
             f"{name!r} is not offered here; use one of {', '.join(sorted(offered))}, or start the server with "
             f"--allow-strategies {name}",
         )
     try:
-        base = settings.parameters if name == settings.strategy else None
+        base = settings.parameters if name == own else None
         parameters = read_settings(name, [f"{key}={value}" for key, value in asked.parameters.items()], base)
     except UserError as error:
         raise invalid("ssd.parameters", str(error).removeprefix("--set ")) from None
