@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_args
 
+import regex
 import typer
 
 from ssd_artifacts.manifest import tool_version
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.opening import LoadSettings
-from ssd_runtime.loading.source import ModelSource, read_source
 from ssd_runtime.planning.registry import FIXED, NAMES, check_strategy, read_settings
-from ssd_runtime.serving.record import Recorder, read_recorder
+from ssd_runtime.serving.record import Recorder
 from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
 from ssd_runtime.weights.dtype_names import DTYPE_NAMES, read_dtype
 
@@ -164,10 +165,6 @@ class BundleOptions:
     ] = None
     require_signature: SignatureOption = None
 
-    def source(self, model: str | None) -> ModelSource:
-        """Open the bundle, for `model` or its own. Raises UserError as `read_source` does."""
-        return read_source(self.artifact, model, self.require_signature)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyOptions:
@@ -210,8 +207,24 @@ class RecordOptions:
     ] = None
 
     def recorder(self) -> Recorder | None:
-        """Open the record and print its notice; None without one. Raises UserError as `read_recorder` does."""
-        return read_recorder(self.record, self.record_share, self.record_redact)
+        """Open the record and print its notice; None without one.
+
+        Raises UserError for options without a file, a pattern that is no regular expression, or a file that cannot be
+        written.
+        """
+        share, pattern = self.record_share, self.record_redact
+        if self.record is None:
+            for name, value in (("--record-share", share), ("--record-redact", pattern)):
+                if value is not None:
+                    raise UserError(f"{name}: nothing is recorded; give --record FILE too, or omit it")
+            return None
+        try:
+            redact = regex.compile(pattern) if pattern is not None else None
+        except regex.error as error:
+            raise UserError(f"--record-redact: {pattern!r} is no regular expression ({error}); correct it") from None
+        recorder = Recorder(self.record, 1.0 if share is None else share, redact)
+        print(f"note: {recorder.notice}", file=sys.stderr)
+        return recorder
 
 
 def read_size(text: str | None, option: str = "--weight-memory") -> int | None:

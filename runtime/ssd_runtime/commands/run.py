@@ -35,6 +35,7 @@ from ssd_runtime.commands.run_options import (
     StructureOptions,
 )
 from ssd_runtime.engine.opening import open_engine
+from ssd_runtime.loading.source import read_source
 from ssd_runtime.serving.record import Recorder
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def run(
     params = sampling.params
     structure = structured.structure
     parameters = strategy.parameters(bundle.artifact is not None)
-    source = bundle.source(model.model)
+    source = read_source(bundle.artifact, model.model, bundle.require_signature)
     recorder = record.recorder()
 
     from ssd_runtime.commands.waiting import waiting

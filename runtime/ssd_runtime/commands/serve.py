@@ -22,6 +22,7 @@ from ssd_runtime.commands.options import (
     read_size,
 )
 from ssd_runtime.commands.serve_options import LimitOptions, ReplicaOptions, ServerOptions
+from ssd_runtime.loading.source import read_source
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
 from ssd_runtime.serving.http.settings import ServiceOptions
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
@@ -58,7 +59,7 @@ def serve(
     load_settings = model.load_settings(kv_bits=kv_bits)
     strategy.parameters(bundle.artifact is not None)
     allowed = limits.allowed(bundle.artifact is not None)
-    source = bundle.source(model.model)
+    source = read_source(bundle.artifact, model.model, bundle.require_signature)
     if server.reload and (source.opened is None or not Path(source.opened.where).is_dir()):
         raise UserError(
             "--reload: there is no folder to look at again; give a bundle's folder with --bundle, or omit it"

@@ -102,26 +102,6 @@ class Recorder:
         return self.redact.sub(REDACTED, text, concurrent=True, timeout=max(0.0, ends - monotonic()))
 
 
-def read_recorder(path: Path | None, share: float | None, pattern: str | None) -> Recorder | None:
-    """Build the recorder from command-line options and print its notice; None without a file.
-
-    Raises UserError for options without a file, a pattern that is no regular expression, or a file that cannot be
-    written.
-    """
-    if path is None:
-        for name, value in (("--record-share", share), ("--record-redact", pattern)):
-            if value is not None:
-                raise UserError(f"{name}: nothing is recorded; give --record FILE too, or omit it")
-        return None
-    try:
-        redact = regex.compile(pattern) if pattern is not None else None
-    except regex.error as error:
-        raise UserError(f"--record-redact: {pattern!r} is no regular expression ({error}); correct it") from None
-    recorder = Recorder(path, 1.0 if share is None else share, redact)
-    print(f"note: {recorder.notice}", file=sys.stderr)
-    return recorder
-
-
 def _append(file: int, line: bytes) -> None:
     """Write a line at once, so that lines of several processes do not mix. Raises OSError, with no part of it left."""
     written = os.write(file, line)

@@ -19,13 +19,14 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.sharing.opening import manifest_sha256, open_bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import read_prompts
+from ssd_runtime.commands.options import RecordOptions
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.reload import BundleWatch
-from ssd_runtime.serving.record import Recorder, read_recorder
+from ssd_runtime.serving.record import Recorder
 from tests.bundles import bundle, fingerprint
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import Inbox, assert_ended_once, lone, request_for, running, tiny_engine
@@ -266,5 +267,5 @@ def test_wrong_options_are_refused(case: str, tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     (path, share, pattern), says = WRONG[case]
     with pytest.raises(UserError, match=re.escape(says)):
-        read_recorder(None if path is None else Path(path), share, pattern)
+        RecordOptions(record=None if path is None else Path(path), record_share=share, record_redact=pattern).recorder()
     assert not list(tmp_path.iterdir())
