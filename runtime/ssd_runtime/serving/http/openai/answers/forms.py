@@ -137,7 +137,7 @@ class _ChatReader:
                 call = _call(part)
                 self._told += 1
             else:
-                call = {"function": {"arguments": part.text}}
+                call = {"function": {"arguments": part.arguments}}
             found.append(_delta(self.place, {"tool_calls": [{"index": self._told - 1, **call}]}))
         return found
 

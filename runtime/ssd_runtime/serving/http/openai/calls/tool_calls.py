@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -26,7 +26,7 @@ class ParsedCall:
 class MoreArguments:
     """A further part of the latest call's arguments."""
 
-    text: str
+    arguments: str
 
 
 Part = str | ParsedCall | MoreArguments
@@ -45,7 +45,7 @@ def joined(parts: Sequence[Part]) -> tuple[str, list[ParsedCall]]:
         if isinstance(part, ParsedCall):
             calls.append(part)
         elif isinstance(part, MoreArguments):
-            calls[-1] = ParsedCall(calls[-1].name, calls[-1].arguments + part.text, calls[-1].id)
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + part.arguments)
     return "".join(part for part in parts if isinstance(part, str)), calls
 
 
@@ -105,13 +105,7 @@ class CallReader(ABC):
             if self._most is not None and self.calls > self._most:
                 continue
             if isinstance(part, MoreArguments) and kept and isinstance(last := kept[-1], MoreArguments | ParsedCall):
-                kept[-1] = _extended(last, part.text)
+                kept[-1] = replace(last, arguments=last.arguments + part.arguments)
             elif part != MoreArguments(""):
                 kept.append(part)
         return kept
-
-
-def _extended(part: ParsedCall | MoreArguments, text: str) -> ParsedCall | MoreArguments:
-    if isinstance(part, MoreArguments):
-        return MoreArguments(part.text + text)
-    return ParsedCall(part.name, part.arguments + text, part.id)
