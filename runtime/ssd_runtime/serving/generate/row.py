@@ -35,8 +35,6 @@ class Row:
     ids: Tensor
     """The row's prompt [width] with its padding, which processors and criteria read too."""
     padding: int
-    processors: RowProcessors | None
-    """None for greedy decoding without any processor, scores or logits."""
     sampling: SamplingParams
 
     def start(self, scheduler: Scheduler, make_planner: MakePlanner) -> Job[Generation]:
@@ -72,7 +70,7 @@ class Row:
         if not self.call.other_criteria:
             return None
         sequence = SequenceIds(self.ids)
-        config, processors = self.call.config, self.processors
+        config, processors = self.call.config, self.sampling.processors
         keeps = config.return_dict_in_generate and config.output_scores
         scores = processors.scores if processors is not None and keeps else None
 
@@ -107,7 +105,6 @@ def rows_of(call: GenerateCall) -> list[Row]:
                 call=call,
                 ids=ids,
                 padding=padding,
-                processors=processors,
                 sampling=SamplingParams(
                     temperature=float(config.temperature or 1.0) if config.do_sample else 0.0,
                     seed=seed,
@@ -146,7 +143,7 @@ def batch_of(call: GenerateCall, rows: Sequence[Row], answers: Sequence[list[int
     sequences = torch.cat([call.input_ids, torch.tensor(new, device=call.input_ids.device)], 1)
     if not call.config.return_dict_in_generate:
         return sequences
-    kept = [(row.processors, len(answer)) for row, answer in zip(rows, answers, strict=True)]
+    kept = [(row.sampling.processors, len(answer)) for row, answer in zip(rows, answers, strict=True)]
     scores = [each.scores[:length] for each, length in kept if each is not None]
     logits = [each.logits[:length] for each, length in kept if each is not None]
     return GenerateDecoderOnlyOutput(
