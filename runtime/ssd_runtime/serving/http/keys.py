@@ -20,10 +20,6 @@ class ApiKeys:
         self._digests = [sha256(key.encode()).digest() for key in keys]
         self._shared = shared
 
-    def __bool__(self) -> bool:
-        """Whether a key is needed."""
-        return bool(self._digests)
-
     def stream_of(self, authorization: str | None) -> str | None:
         """The stream of the requests with an `Authorization` header; None if the header has no valid key.
 

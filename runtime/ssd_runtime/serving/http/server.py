@@ -108,7 +108,7 @@ class GracefulServer(uvicorn.Server):
         """Refuse new requests, let the engine end the open ones, and close the connections."""
         thread = self._service.thread
         thread.refuse_more()
-        self._service.encoder.close()
+        self._service.encoder.loaded.prompts.close()
         log.info("stopping: %d open requests have %g s to end", thread.open, self._grace)
         latest = self._grace + SPARE_SECONDS
         asyncio.get_running_loop().call_later(latest, self._break_connections)

@@ -25,7 +25,7 @@ from ssd_runtime.serving.http.openai.answers.origins import OriginReader
 from ssd_runtime.serving.http.openai.answers.resumption import Resumption
 from ssd_runtime.serving.http.openai.errors import ApiError, too_many_answers
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
-from ssd_runtime.serving.http.openai.requests.requests import CommonRequest
+from ssd_runtime.serving.http.openai.requests.requests import CommonRequest, StreamOptions
 from ssd_runtime.serving.http.pending import Block, End, GenerationRequest, PendingRequest
 from ssd_runtime.structure.structure import StructureError
 
@@ -91,6 +91,7 @@ class Answer:
     ) -> None:
         """With a `resumption`, the stream goes on after it."""
         self._asked = asked
+        self._stream_options = asked.stream_options or StreamOptions()
         self._subscription = subscription
         self._form = form
         self._encoder = encoder
@@ -166,7 +167,7 @@ class Answer:
                 described = self._described(place, choices, event)
                 if described:
                     yield "".join(self._chunk([choice]) for choice in described)
-            if self._asked.wants_usage_chunk:
+            if self._stream_options.include_usage:
                 yield self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))
         except ApiError as error:
             yield event_of(error.to_json())
@@ -176,7 +177,8 @@ class Answer:
         """The parts of a choice that were told so far."""
         if place not in self._held:
             pending = self._subscription.pending[place]
-            origins = OriginReader(self._encoder.loaded.decode, pending) if self._asked.wants_drafts else None
+            with_origins = self._stream_options.include_drafts
+            origins = OriginReader(self._encoder.loaded.decode, pending) if with_origins else None
             self._held[place] = _Held(PositionReader(self._encoder.token_bytes), origins)
         return self._held[place]
 
@@ -204,7 +206,7 @@ class Answer:
 
     def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
         """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""
-        about = {"usage": usage} if self._asked.wants_usage_chunk else {}
+        about = {"usage": usage} if self._stream_options.include_usage else {}
         return event_of({**self._common, "object": self._form.chunk, "choices": choices, **about})
 
     def _outcome(self, place: int, end: End) -> Outcome:

@@ -110,7 +110,7 @@ def _requests(
     common = RunSettings(
         strategy=strategy,
         parameters=parameters,
-        stops=request.stops,
+        stops=tuple(request.stop or ()),
         raw=True,
         sampling=_sampling(request, settings),
     )

@@ -146,10 +146,6 @@ class PromptEncoder:
         end = str(self.loaded.tokenizer.decode(ids[-LAST:], skip_special_tokens=False))
         return end.rstrip().endswith(OPEN)
 
-    def close(self) -> None:
-        """End what `chat` does, which raises ApiError from now on."""
-        self.loaded.prompts.close()
-
     def check_template(self, where: str) -> None:
         """Raise UserError, which names the template `where`, if it cannot write a message of a user."""
         try:

@@ -86,6 +86,7 @@ class StreamOptions(BoundedModel):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
+    """The stream ends with a chunk of usage."""
     include_drafts: bool | None = None
     """Our extension: chunks have `ssd`, which tells how each token was drafted."""
     include_obfuscation: bool | None = None
@@ -125,11 +126,6 @@ class CommonRequest(Strict):
     ssd: SsdOptions | None = None
 
     @property
-    def stops(self) -> tuple[str, ...]:
-        """The stop texts."""
-        return tuple(self.stop or ())
-
-    @property
     def asked_tokens(self) -> int | None:
         """Most new tokens that were asked for."""
         return self.max_tokens
@@ -138,16 +134,6 @@ class CommonRequest(Strict):
     def noted_logprobs(self) -> int | None:
         """Number of most probable tokens to report per token; None for no log-probabilities."""
         return None
-
-    @property
-    def wants_usage_chunk(self) -> bool:
-        """Whether the stream ends with a chunk of usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
-    @property
-    def wants_drafts(self) -> bool:
-        """Whether the stream tells how tokens were drafted."""
-        return self.stream_options is not None and bool(self.stream_options.include_drafts)
 
     def check(self) -> None:
         """Raise ApiError for values that cannot be honoured."""
