@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from ssd_runtime.serving.http.app import Service, make_app
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.openai.errors import ApiError
 from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
-from ssd_runtime.serving.ray_app.call import Call, Message, ReplicaLost, exchange
+from ssd_runtime.serving.ray_app.call import Call, ReplicaLost, exchange
 from ssd_runtime.serving.ray_app.router import Router
 from tests.folders import TEXTS
 from tests.serving import TOOL_TEMPLATE, tiny_engine, tiny_service

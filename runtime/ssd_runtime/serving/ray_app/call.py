@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from ssd_runtime.serving.http.openai.answers.resumption import RESUMPTION, Resumption
-
-Message = MutableMapping[str, Any]
-"""A message of ASGI."""
 
 
 class ReplicaLost(Exception):  # noqa: N818 - the router's reason to try another

@@ -9,9 +9,10 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError
 from ray.serve.handle import DeploymentHandle
+from starlette.types import Message
 
 from ssd_runtime.serving.http.openai.errors import ApiError
-from ssd_runtime.serving.ray_app.call import Call, Message, ReplicaLost
+from ssd_runtime.serving.ray_app.call import Call, ReplicaLost
 
 LOOK_SECONDS = 5.0
 """Seconds within which replicas tell their state."""

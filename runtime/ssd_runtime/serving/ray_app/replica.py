@@ -7,10 +7,11 @@ import logging
 from collections.abc import AsyncIterator
 
 from ray import serve
+from starlette.types import Message
 
 from ssd_runtime.loading.source import read_source
 from ssd_runtime.serving.http.settings import ServiceOptions
-from ssd_runtime.serving.ray_app.call import Call, Message, exchange
+from ssd_runtime.serving.ray_app.call import Call, exchange
 
 log = logging.getLogger("ssd_serve")
 

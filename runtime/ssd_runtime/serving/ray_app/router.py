@@ -19,6 +19,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message
 
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.openai.answers.events import DONE, event_of
@@ -28,7 +29,7 @@ from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.http.transport.bodies import Bodies
 from ssd_runtime.serving.http.transport.failures import exception_handlers, known
 from ssd_runtime.serving.http.transport.leaving import until_gone
-from ssd_runtime.serving.ray_app.call import Call, Message, ReplicaLost
+from ssd_runtime.serving.ray_app.call import Call, ReplicaLost
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
 from ssd_runtime.serving.ray_app.routing import RESPONSES, Routed, read_call
 
@@ -85,7 +86,9 @@ class Router:
 
     async def show_metrics(self, request: Request) -> Response:
         """The metrics of all replicas, each with the label `replica`, and the router's own."""
-        return Response(merged(await self._replicas.metrics(), self._registry), media_type=CONTENT_TYPE_LATEST)
+        replicas = CollectorRegistry()
+        replicas.register(_ReplicaMetrics(await self._replicas.metrics()))
+        return Response(generate_latest(self._registry) + generate_latest(replicas), media_type=CONTENT_TYPE_LATEST)
 
     async def forward(self, request: Request) -> Response:
         """Give a request to a replica."""
@@ -157,7 +160,8 @@ class Router:
             raise failure
         self._broken.inc()
         told = failure.to_json()
-        yield _body(failed_event(told["error"]) if routed.call.path == RESPONSES else event_of(told) + DONE)
+        text = failed_event(told["error"]) if routed.call.path == RESPONSES else event_of(told) + DONE
+        yield {"type": "http.response.body", "body": text.encode()}
 
     async def _call(self, request: Request) -> Call:
         """Read a request. Raises ApiError as `Bodies.read` does."""
@@ -179,10 +183,6 @@ def _redelivered(message: Message, delivered: DeliveredStream) -> Message:
     if not body.startswith((b"data: ", b"event: ")):
         return message
     return {**message, "body": delivered.read(body.decode()).encode()}
-
-
-def _body(text: str) -> Message:
-    return {"type": "http.response.body", "body": text.encode()}
 
 
 def _is_stream(start: Message) -> bool:
@@ -226,6 +226,7 @@ class _ReplicaMetrics(Collector):
     """The metrics of replicas, with a label that tells which."""
 
     def __init__(self, texts: Sequence[tuple[str, str]]) -> None:
+        """`texts` are the names of replicas with their metrics in Prometheus' text format."""
         self._texts = texts
 
     def collect(self) -> Iterator[Metric]:
@@ -238,10 +239,3 @@ class _ReplicaMetrics(Collector):
                     Sample(each.name, {**each.labels, "replica": replica}, each.value) for each in family.samples
                 ]
         yield from found.values()
-
-
-def merged(texts: Sequence[tuple[str, str]], own: CollectorRegistry) -> bytes:
-    """The metrics of replicas, given as names and texts, and those of `own`, in Prometheus' text format."""
-    registry = CollectorRegistry()
-    registry.register(_ReplicaMetrics(texts))
-    return generate_latest(own) + generate_latest(registry)

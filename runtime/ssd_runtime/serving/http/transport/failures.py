@@ -21,17 +21,14 @@ def exception_handlers(note: Callable[[ApiError], object] = lambda _: None) -> H
     """Handlers that tell every error in OpenAI's form; `note` is called with each before the client is told."""
 
     def refuse(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError), "the handler of this kind of error"
-        note(error)
-        return error.response()
+        told = known(error)
+        note(told)
+        return told.response()
 
     def left(request: Request, error: Exception) -> Response:
         return Response(status_code=GONE)
 
-    def defect(request: Request, error: Exception) -> Response:
-        return refuse(request, known(error))
-
-    return {ApiError: refuse, ClientDisconnect: left, Exception: defect}
+    return {ApiError: refuse, ClientDisconnect: left, Exception: refuse}
 
 
 def known(error: Exception) -> ApiError:
