@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,7 +43,7 @@ from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.transport.bodies import Bodies
 from ssd_runtime.serving.http.transport.failures import exception_handlers
-from ssd_runtime.serving.http.transport.leaving import in_a_thread, until_gone
+from ssd_runtime.serving.http.transport.leaving import until_gone
 from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
 from ssd_runtime.serving.record import Recorder
 
@@ -123,7 +123,7 @@ class Service:
         """Answer a conversation."""
         stream = self._stream(request)
         async with self._body(request) as body:
-            asked = await self._in_a_reader(read_request, body, ChatRequest, self.settings.max_context)
+            asked = await _in_threads(self.readers, read_request, body, ChatRequest, self.settings.max_context)
             found = await self._chat(request, asked, stream)
         return await self._respond(request, found)
 
@@ -131,27 +131,27 @@ class Service:
         """Answer a conversation in the form of OpenAI's responses; nothing is kept."""
         stream = self._stream(request)
         async with self._body(request) as body:
-            fields = await self._in_a_reader(read_fields, body)
-            asked = await self._in_a_reader(lambda: checked(chat_body(fields), ChatRequest))
+            fields = await _in_threads(self.readers, read_fields, body)
+            asked = await _in_threads(self.readers, lambda: checked(chat_body(fields), ChatRequest))
             found = await self._chat(request, asked, stream)
         return await self._respond(request, found, fields)
 
     async def _chat(self, request: Request, asked: ChatRequest, stream: str) -> _Read:
         self._check_model(asked.model)
-        work = partial(self._read_chat, asked, stream)
-        return await self._ready(request, await until_gone(request, in_a_thread(self.templates, work)))
+        stop = Event()
+        try:
+            reading = _in_threads(self.templates, self._read_chat, asked, stream, stop)
+            return await self._ready(request, await until_gone(request, reading))
+        finally:
+            stop.set()
 
     async def completions(self, request: Request) -> Response:
         """Continue one prompt or several."""
         stream = self._stream(request)
         async with self._body(request) as body:
-            found = await self._in_a_reader(self._read_completions, body, stream)
+            found = await _in_threads(self.readers, self._read_completions, body, stream)
             found = await self._ready(request, found)
         return await self._respond(request, found)
-
-    async def _in_a_reader(self, read: Callable[..., T], *given: Any) -> T:
-        """The result of `read`; streams and other requests go on while a long body is read."""
-        return await asyncio.get_running_loop().run_in_executor(self.readers, read, *given)
 
     def _read_chat(self, asked: ChatRequest, stream: str, stop: Event) -> _Read:
         requests = chat_requests(asked, self.encoder, self.settings, stream, stop)
@@ -183,8 +183,8 @@ class Service:
         resumption: Resumption | None = request.scope.get(RESUMPTION)
         requests = found.requests if resumption is None else resumption.requests(found.requests)
         if any(each.settings.structure is not None for each in requests):
-            work = partial(compiled, requests, self.encoder.loaded)
-            requests = await until_gone(request, in_a_thread(self.compilers, lambda _: work()))
+            compiling = _in_threads(self.compilers, compiled, requests, self.encoder.loaded)
+            requests = await until_gone(request, compiling)
         return replace(found, requests=requests)
 
     async def _respond(self, request: Request, found: _Read, fields: Json | None = None) -> Response:
@@ -218,10 +218,10 @@ class Service:
             subscription.close()
         if fields is not None:
             return JSONResponse(whole_response(answer.whole(outcomes), fields))
-        write = partial(answer.written, outcomes)
         if found.asked.noted_logprobs is None:
-            return Response(write(), media_type=JSON_TYPE)
-        text = await asyncio.get_running_loop().run_in_executor(self.writers, write)
+            text = answer.written(outcomes)
+        else:
+            text = await _in_threads(self.writers, answer.written, outcomes)
         return Response(text, media_type=JSON_TYPE)
 
     def _stream(self, request: Request) -> str:
@@ -255,6 +255,11 @@ class Service:
         if kind != JSON_TYPE:
             raise ApiError(415, "send `Content-Type: application/json`", code="unsupported_media_type")
         return self.bodies.read(request, self.settings.options.max_body_bytes, self.settings.body_seconds)
+
+
+def _in_threads(threads: Executor, work: Callable[..., T], *given: Any) -> asyncio.Future[T]:
+    """The result of `work`, which one of these threads does; streams and other requests go on meanwhile."""
+    return asyncio.get_running_loop().run_in_executor(threads, work, *given)
 
 
 def make_app(service: Service, lifespan: Callable[[Starlette], Any] | None = None) -> Starlette:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor
-from threading import Event
+from collections.abc import Awaitable
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -28,15 +26,6 @@ async def until_gone(request: Request, work: Awaitable[T]) -> T:
         for each in (working, leaving):
             each.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def in_a_thread(threads: Executor, work: Callable[[Event], T]) -> T:
-    """The result of `work` in one of these threads; it is told by an event when nobody waits for it any more."""
-    stop = Event()
-    try:
-        return await asyncio.get_running_loop().run_in_executor(threads, work, stop)
-    finally:
-        stop.set()
 
 
 async def _gone(request: Request) -> None:
