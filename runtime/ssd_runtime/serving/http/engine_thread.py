@@ -250,14 +250,11 @@ class EngineThread:
                 pending.begun = began
         for request in ended:
             pending = self._live.pop(request)
-            self._end(pending, self._result(request, pending))
-
-    def _result(self, request: Request, pending: PendingRequest) -> End:
-        try:
-            outcome = request.outcome()
-            return End(outcome=outcome, tokens=tuple(pending.tokens), origins=tuple(pending.origins))
-        except Exception as error:  # the request's own failure
-            return End(error=error)
+            try:
+                end = End(outcome=request.outcome(), tokens=tuple(pending.tokens), origins=tuple(pending.origins))
+            except Exception as error:  # the request's own failure
+                end = End(error=error)
+            self._end(pending, end)
 
     def _drop_cancelled(self) -> None:
         """End the requests that were cancelled since the last step."""
