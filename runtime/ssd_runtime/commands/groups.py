@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import copy
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -15,8 +15,8 @@ from typer.models import OptionInfo
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with a flat signature, as Typer reads it; it calls `command` with the groups filled in.
 
-    A field's annotation is that of the option, and its default is the option's. A group's `PANEL` is the panel of its
-    options that name none.
+    A field's annotation is that of the option, and its default, which every field has, is the option's. A group's
+    `PANEL` is the panel of its options that name none.
     """
     given = inspect.signature(command).parameters
     hints = get_type_hints(command, include_extras=True)
@@ -28,13 +28,12 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             continue
         types = get_type_hints(groups[name], include_extras=True)
         for field in fields(groups[name]):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
             assert field.name not in flat, f"{field.name} is an option of two groups"
             flat[field.name] = inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=_in_panel(types[field.name], getattr(groups[name], "PANEL", None)),
+                default=field.default,
+                annotation=_in_panel(types[field.name], groups[name].PANEL),
             )
 
     @wraps(command)
@@ -52,7 +51,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return flattened
 
 
-def _in_panel(annotation: Any, panel: str | None) -> Any:
+def _in_panel(annotation: Any, panel: str) -> Any:
     kind, *about = get_args(annotation)
     for place, each in enumerate(about):
         if isinstance(each, OptionInfo) and each.rich_help_panel is None:

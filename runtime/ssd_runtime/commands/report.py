@@ -36,9 +36,9 @@ def report(outcome: Outcome, as_json: bool, compare: bool) -> None:
     result = outcome.to_json()
     if as_json:
         print_json(result)
-    else:
-        write("\n")
-    if compare and not as_json:
+        return
+    write("\n")
+    if compare:
         speed = "no second token, so no speed"
         if result["speedup"] is not None:
             speed = (
