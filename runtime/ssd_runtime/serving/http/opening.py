@@ -36,33 +36,31 @@ def open_service(
     parameters = read_settings(options.strategy, list(options.assignments))
     prepared = {name: read_settings(name, []) for name in options.allow_strategies} | {options.strategy: parameters}
 
-    def load() -> tuple[Engine, PromptEncoder, int]:
+    def load() -> tuple[Engine, PromptEncoder, ServerSettings]:
         engine = open_engine(source, options.load, note, measure_later=True)
         engine.max_sequences = options.max_concurrency
         engine.cache_bytes = options.cache_bytes
-        context = _context(engine, note)
-        longest = min(context - 1, options.max_prompt_tokens or context)
-        encoder = PromptEncoder(engine.loaded, options.chat_template, longest)
+        settings = ServerSettings(
+            options=options,
+            model_name=options.name or source.model,
+            max_context=_context(engine, note),
+            vocabulary=engine.loaded.model.config.vocab_size,
+            parameters=parameters,
+            has_bundle=source.bundle is not None,
+            light=any(
+                find_strategy(name).needs_light or getattr(known, "light", False) for name, known in prepared.items()
+            ),
+            created=int(time.time()),
+        )
+        encoder = PromptEncoder(engine.loaded, options.chat_template, settings.longest_prompt)
         if options.chat_template is not None:
             encoder.check_template("the template")
         # The first requests would wait for these: a first look at this device, or copies of weights.
         for name, known in prepared.items():
             engine.planners(name, known)
-        return engine, encoder, context
+        return engine, encoder, settings
 
-    engine, encoder, context = _in_a_thread(load)
-    settings = ServerSettings(
-        options=options,
-        model_name=options.name or source.model,
-        max_context=context,
-        vocabulary=engine.loaded.model.config.vocab_size,
-        parameters=parameters,
-        has_bundle=source.bundle is not None,
-        light=any(
-            find_strategy(name).needs_light or getattr(known, "light", False) for name, known in prepared.items()
-        ),
-        created=int(time.time()),
-    )
+    engine, encoder, settings = _in_a_thread(load)
     metrics = Metrics(settings.model_name)
     service = Service(
         thread=EngineThread(engine, places=options.max_concurrency + options.max_queue, metrics=metrics),

@@ -53,14 +53,11 @@ class PromptEncoder:
         self._arguments = {"messages", *signature(loaded.tokenizer.apply_chat_template).parameters}
         """Names that are no free variables of a template."""
         templates = template or loaded.tokenizer.chat_template or ""
-        text = templates if isinstance(templates, str) else "\n".join(templates.values())
-        self._has_template = bool(templates)
-        self.takes_tools = re.search(r"\btools\b", text) is not None
+        self._template_text = templates if isinstance(templates, str) else "\n".join(templates.values())
+        self.takes_tools = re.search(r"\btools\b", self._template_text) is not None
         """Whether the chat template shows tools to the model."""
-        self.takes_effort = EFFORT in text
+        self.takes_effort = EFFORT in self._template_text
         """Whether the chat template tells the model how much to think."""
-        self._template_text = text
-        self._thinks = CLOSE in text
 
     @cached_property
     def call_form(self) -> CallForm:
@@ -115,7 +112,7 @@ class PromptEncoder:
         turns = [_turn(message, place) for place, message in enumerate(messages)]
         prompts = self.loaded.prompts
         try:
-            if not self._has_template:
+            if not self._template_text:
                 with self._lock:
                     return prompts.text("\n\n".join(turn["content"] for turn in turns), self._longest)
             # Templates may leave out what was thought in answers, so that these do not count yet.
@@ -141,7 +138,7 @@ class PromptEncoder:
 
     def thinks(self, ids: Sequence[int]) -> bool | None:
         """Whether a prompt has opened the model's thoughts; None if the chat template knows none."""
-        if not self._thinks:
+        if CLOSE not in self._template_text:
             return None
         end = str(self.loaded.tokenizer.decode(ids[-LAST:], skip_special_tokens=False))
         return end.rstrip().endswith(OPEN)
