@@ -6,8 +6,6 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-INVALID = "invalid_request_error"
-SERVER = "server_error"
 MOST_MESSAGE = 500
 """Characters of an error's message: it may quote what the client sent."""
 MOST_PARAM = 100
@@ -38,7 +36,7 @@ class ApiError(Exception):
         """OpenAI's type of the error."""
         if self.status == 429:
             return "rate_limit_error"
-        return SERVER if self.status >= 500 else INVALID
+        return "server_error" if self.status >= 500 else "invalid_request_error"
 
     def to_json(self) -> dict[str, Any]:
         """The body of the response."""

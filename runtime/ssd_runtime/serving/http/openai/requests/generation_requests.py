@@ -105,7 +105,10 @@ def _requests(
     """Requests for all prompts, each with the request's settings and `n` seeds; `usual` is the default token limit."""
     choices = request.n or 1
     for ids in prompts:
-        _check_prompt(ids, settings)
+        if not ids:
+            raise invalid("prompt", "it has no tokens; give some text")
+        if len(ids) > settings.longest_prompt:
+            raise too_long(f"{len(ids)}", settings.longest_prompt)
     strategy, parameters = _strategy(request, settings)
     common = RunSettings(
         strategy=strategy,
@@ -171,14 +174,6 @@ def _check_choices(request: CommonRequest, prompts: int) -> None:
     choices = request.n or 1
     if choices * prompts > MOST_ANSWERS:
         raise too_many_answers(choices * prompts, MOST_ANSWERS, choices)
-
-
-def _check_prompt(ids: list[int], settings: ServerSettings) -> None:
-    """Raise ApiError for a prompt without tokens, or with too many."""
-    if not ids:
-        raise invalid("prompt", "it has no tokens; give some text")
-    if len(ids) > settings.longest_prompt:
-        raise too_long(f"{len(ids)}", settings.longest_prompt)
 
 
 def _new_tokens(request: CommonRequest, settings: ServerSettings, usual: int) -> int:
