@@ -25,10 +25,6 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._name = model_name
         self._reasons: set[str] = set()
-        self._counters()
-        self._histograms()
-
-    def _counters(self) -> None:
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Drafts that were verified.")
         self._draft_tokens = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.")
@@ -53,14 +49,9 @@ class Metrics:
         self._forwards = self._counter("ssd:target_forwards", "Forwards of the full model, counted once per request.")
         self._spent = self._counter("ssd:loss_budget_spent_plain_steps", "Loss budget spent by `auto`, in plain steps.")
         self._reloads = self._counter("ssd:bundle_reloads", "Bundles taken up or refused.", "result")
-        self._credit_left = Gauge(
-            "ssd:loss_budget_credit_plain_steps",
-            "Loss budget of the request that was planned last.",
-            ["model_name"],
-            registry=self.registry,
-        ).labels(self._name)
-
-    def _histograms(self) -> None:
+        self._credit_left = self._gauge(
+            "ssd:loss_budget_credit_plain_steps", "Loss budget of the request that was planned last."
+        )
         self._first_token = self._histogram(
             "vllm:time_to_first_token_seconds", "Seconds from a request to its first token, waiting included.", SECONDS
         )
@@ -87,9 +78,12 @@ class Metrics:
         kind = Histogram(name, help_text, ["model_name"], buckets=buckets, registry=self.registry)
         return kind.labels(self._name)
 
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(name, help_text, ["model_name"], registry=self.registry).labels(self._name)
+
     def gauge(self, name: str, help_text: str, read: Callable[[], float]) -> None:
         """Add a gauge that is read whenever the metrics are."""
-        Gauge(name, help_text, ["model_name"], registry=self.registry).labels(self._name).set_function(read)
+        self._gauge(name, help_text).set_function(read)
 
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
