@@ -22,7 +22,7 @@ from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.keys import ApiKeys
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.openai.answers.answers import Answer, EventStream, Subscription
-from ssd_runtime.serving.http.openai.answers.events import Json
+from ssd_runtime.serving.http.openai.answers.events import Json, events_of
 from ssd_runtime.serving.http.openai.answers.forms import ChatForm, CompletionForm, Form
 from ssd_runtime.serving.http.openai.answers.responses import chat_body, response_events, whole_response
 from ssd_runtime.serving.http.openai.answers.resumption import RESUMPTION, Resumption
@@ -211,7 +211,8 @@ class Service:
         )
         if found.asked.stream:
             chunks = answer.chunks()
-            return EventStream(chunks if fields is None else response_events(chunks, fields), subscription)
+            events = events_of(chunks) if fields is None else response_events(chunks, fields)
+            return EventStream(events, subscription)
         try:
             outcomes = await until_gone(request, answer.outcomes())
         finally:

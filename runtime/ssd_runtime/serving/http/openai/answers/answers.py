@@ -18,7 +18,7 @@ from ssd_runtime.devices.memory import OutOfMemoryError
 from ssd_runtime.engine.output.result import Outcome, Tally
 from ssd_runtime.sampling.finite import NotFiniteError
 from ssd_runtime.serving.http.engine_thread import Closing, EngineThread, QueueFull
-from ssd_runtime.serving.http.openai.answers.events import DONE, Json, event_of, json_text
+from ssd_runtime.serving.http.openai.answers.events import Json, json_text
 from ssd_runtime.serving.http.openai.answers.forms import Form
 from ssd_runtime.serving.http.openai.answers.logprobs import PositionReader
 from ssd_runtime.serving.http.openai.answers.origins import OriginReader
@@ -149,14 +149,14 @@ class Answer:
             self._tell_tokens(choice, place, outcome.generation.token_ids, held)
             yield choice
 
-    async def chunks(self) -> AsyncIterator[str]:
-        """The answer as server-sent events; an error ends it as an event of its own."""
+    async def chunks(self) -> AsyncIterator[list[Json]]:
+        """The chunks of the answer, those that go out together at a time; an error ends it as the last one."""
         outcomes: dict[int, Outcome] = {}
         begun = set(self._held)
         try:
             async for place, event in self._subscription.events():
                 if place not in begun and (first := self._form.first(place)) is not None:
-                    yield self._chunk([first])
+                    yield [self._chunk([first])]
                 begun.add(place)
                 if isinstance(event, Block):
                     choices = self._form.block(place, event.text)
@@ -166,12 +166,11 @@ class Answer:
                 # The chunks of one event go out together: a stream that breaks has all of them or none.
                 described = self._described(place, choices, event)
                 if described:
-                    yield "".join(self._chunk([choice]) for choice in described)
+                    yield [self._chunk([choice]) for choice in described]
             if self._stream_options.include_usage:
-                yield self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))
+                yield [self._chunk([], self._usage([outcomes[place] for place in sorted(outcomes)]))]
         except ApiError as error:
-            yield event_of(error.to_json())
-        yield DONE
+            yield [error.to_json()]
 
     def _hold(self, place: int) -> _Held:
         """The parts of a choice that were told so far."""
@@ -204,10 +203,10 @@ class Answer:
         if recorder is not None:
             choice["logprobs"] = self._form.logprobs(held.positions.read(recorder.read(held.begin, tokens)))
 
-    def _chunk(self, choices: list[Json], usage: Json | None = None) -> str:
-        """One event; if usage comes at the end, the others say that they have none, as OpenAI's do."""
+    def _chunk(self, choices: list[Json], usage: Json | None = None) -> Json:
+        """One chunk; if usage comes at the end, the others say that they have none, as OpenAI's do."""
         about = {"usage": usage} if self._stream_options.include_usage else {}
-        return event_of({**self._common, "object": self._form.chunk, "choices": choices, **about})
+        return {**self._common, "object": self._form.chunk, "choices": choices, **about}
 
     def _outcome(self, place: int, end: End) -> Outcome:
         """The outcome of a request that has ended. Raises ApiError if it has none."""

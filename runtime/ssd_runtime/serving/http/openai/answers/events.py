@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 Json = dict[str, Any]
@@ -18,6 +18,13 @@ def event_of(value: Mapping[str, Any], kind: str | None = None) -> str:
     """The event that carries a JSON object, under the name of its kind if it has one."""
     named = "" if kind is None else f"event: {kind}\n"
     return f"{named}{PREFIX}{json_text(value)}\n\n"
+
+
+async def events_of(chunks: AsyncIterator[Sequence[Mapping[str, Any]]]) -> AsyncIterator[str]:
+    """The events of a stream's chunks, and its end; those that are yielded together stay together."""
+    async for together in chunks:
+        yield "".join(map(event_of, together))
+    yield DONE
 
 
 def json_text(value: Any) -> str:

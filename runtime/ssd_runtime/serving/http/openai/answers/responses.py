@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
-from ssd_runtime.serving.http.openai.answers.events import PREFIX, Json, event_of
+from ssd_runtime.serving.http.openai.answers.events import Json, event_of
 from ssd_runtime.serving.http.openai.errors import invalid
 from ssd_runtime.serving.http.openai.requests.fields import EFFORT, IGNORED_SAFELY, UNSUPPORTED
 
@@ -262,26 +261,21 @@ def failed_event(error: Mapping[str, Any]) -> str:
     return ResponseWriter({"id": "", "created": 0, "model": ""}, {}).fail(error)
 
 
-async def response_events(chunks: AsyncIterator[str], body: Mapping[str, Any]) -> AsyncIterator[str]:
+async def response_events(chunks: AsyncIterator[list[Json]], body: Mapping[str, Any]) -> AsyncIterator[str]:
     """The events of the response that a chat's chunks, with a last one of usage, are."""
     writer: ResponseWriter | None = None
     reason = "stop"
-    async for text in chunks:
-        for event in text.split("\n\n"):
-            if not event.startswith(f"{PREFIX}{{"):
-                continue
-            chunk = json.loads(event.removeprefix(PREFIX))
+    async for together in chunks:
+        for chunk in together:
             if "error" in chunk:
                 yield failed_event(chunk["error"]) if writer is None else writer.fail(chunk["error"])
                 return
             if writer is None:
                 writer = ResponseWriter(chunk, body)
-                for each in writer.begin():
-                    yield each
+                yield "".join(writer.begin())
             for choice in chunk["choices"]:
                 for each in writer.delta(choice["delta"]):
                     yield each
                 reason = choice["finish_reason"] or reason
             if chunk.get("usage"):
-                for each in writer.end(reason, chunk["usage"]):
-                    yield each
+                yield "".join(writer.end(reason, chunk["usage"]))
