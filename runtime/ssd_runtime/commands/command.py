@@ -94,7 +94,9 @@ def run_guarded(work: Callable[[], object]) -> None:
     except (typer.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except _USAGE_ERROR as error:
-        code = complain(f"{error.format_message().rstrip('.')}. See --help.") if _is_mistake(error) else BAD_INPUT
+        # Of a command group without arguments, Typer has printed the help.
+        helped = type(error).__name__ == "NoArgsIsHelpError"
+        code = BAD_INPUT if helped else complain(f"{error.format_message().rstrip('.')}. See --help.")
     except (BrokenPipeError, ClosedOutputError, SystemExit) as error:
         # rich, which prints help and tables, turns the first into the last, with the code of outputs that differ.
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
@@ -108,11 +110,6 @@ def run_guarded(work: Callable[[], object]) -> None:
     if code == INTERRUPTED:
         complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _is_mistake(error: Exception) -> bool:
-    """False for the usage error of a command group without arguments, of which Typer has printed the help."""
-    return type(error).__name__ != "NoArgsIsHelpError"
 
 
 def complain(message: str) -> int:

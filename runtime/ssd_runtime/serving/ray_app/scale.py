@@ -51,15 +51,8 @@ class Scale:
                 f"--replicas: {least} of {cpus} threads each need {needed} cores, and there are {cores}; use fewer, or "
                 "fewer --threads"
             )
-        on_card = device is not None and device != "cpu"
-        return cls(
-            least=least,
-            most=most,
-            cpus=cpus,
-            gpus=int(on_card),
-            grace=grace,
-            reload=reload,
-        )
+        gpus = int(device not in (None, "cpu"))
+        return cls(least=least, most=most, cpus=cpus, gpus=gpus, grace=grace, reload=reload)
 
     def on_cards(self, cards: int) -> Scale:
         """The scale where no device is named: a card for each replica if the cluster has so many, else none.
