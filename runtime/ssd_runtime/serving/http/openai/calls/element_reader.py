@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ssd_runtime.engine.output.text_stream import beginning_of
 from ssd_runtime.serving.http.openai.calls.call_forms import (
     KEY,
     MOST_NAME,
@@ -76,13 +75,10 @@ class ElementReader(CallReader):
 
     def _advance(self, parts: list[Part]) -> bool:
         if self._state == "text":
-            places = [place for each in self._openings if (place := self._held.find(each)) >= 0]
-            known = min(places) if places else len(self._held)
-            known -= 0 if places else max(beginning_of(self._held, each) for each in self._openings)
-            parts.append(self._held[:known])
-            self._held = self._held[known:]
-            self._state = "name" if places else "text"
-            return bool(places)
+            if self._read_to(self._openings, parts) is None:
+                return False
+            self._state = "name"
+            return True
         if self._state == "name":
             return self._read_name(parts)
         if self._read_element(parts):

@@ -13,7 +13,6 @@ from collections.abc import Collection
 from typing import Any
 
 from ssd_profiles.prompts import is_text
-from ssd_runtime.engine.output.text_stream import beginning_of
 from ssd_runtime.serving.http.openai.calls.call_forms import MOST_NAME, TAGGED, CallForm, NamedCall, loose
 from ssd_runtime.serving.http.openai.calls.tool_calls import CallReader, MoreArguments, ParsedCall, Part, as_json
 
@@ -142,14 +141,8 @@ class JsonReader(CallReader):
                 return True
             return False
         self._bare = ()
-        found = [(place, mark) for mark in self._marks if (place := self._held.find(mark)) >= 0]
-        if found:
-            place, self._mark = min(found)
-        else:
-            place = len(self._held) - max(beginning_of(self._held, mark) for mark in self._marks)
-        parts.append(self._held[:place])
-        self._held = self._held[place:]
-        return bool(found)
+        self._mark = self._read_to(self._marks, parts)
+        return self._mark is not None
 
     def _begin(self, begin: re.Match[str], parts: list[Part]) -> None:
         parts += [ParsedCall(self._name(begin), ""), MoreArguments("{")]

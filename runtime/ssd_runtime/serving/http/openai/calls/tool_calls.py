@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
 from ssd_profiles.prompts import is_text
+from ssd_runtime.engine.output.text_stream import beginning_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,15 @@ class CallReader(ABC):
     @abstractmethod
     def _rest(self) -> list[Part]:
         """The parts of what is held at the end."""
+
+    def _read_to(self, marks: Collection[str], parts: list[Part]) -> str | None:
+        """Read text up to the first of the marks, and return that; None if none has come whole."""
+        found = [(place, mark) for mark in marks if (place := self._held.find(mark)) >= 0]
+        begun = max(beginning_of(self._held, mark) for mark in marks)
+        place, first = min(found) if found else (len(self._held) - begun, None)
+        parts.append(self._held[:place])
+        self._held = self._held[place:]
+        return first
 
     def _kept(self, parts: Sequence[Part]) -> list[Part]:
         """Parts without empty text, white space around calls, and calls beyond the limit."""
