@@ -30,20 +30,15 @@ class Call:
     """The broken stream that the answer goes on after."""
 
     def scope(self) -> dict[str, Any]:
-        """The scope of ASGI."""
+        """The scope of ASGI, without what is optional there."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
             "method": self.method,
             "path": self.path,
-            "raw_path": self.path.encode(),
-            "root_path": "",
-            "scheme": "http",
             "query_string": b"",
             "headers": list(self.headers),
-            "client": None,
-            "server": None,
             RESUMPTION: self.resumption,
         }
 
