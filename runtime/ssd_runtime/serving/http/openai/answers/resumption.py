@@ -39,7 +39,13 @@ class Resumption:
 
     def requests(self, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
         """The requests, which go on after the tokens that the client has."""
-        return [self._after(request, self.choices.get(place)) for place, request in enumerate(requests)]
+        found = list(requests)
+        for place, delivered in self.choices.items():
+            if place < len(found):
+                found[place] = replace(found[place], answered=tuple(delivered.tokens))
+                if (recorder := found[place].logprobs) is not None:
+                    recorder.skip(len(delivered.tokens))
+        return found
 
     def texts(self, requests: Sequence[GenerationRequest], loaded: LoadedModel) -> dict[int, str]:
         """The text that the client has of each choice, by place."""
@@ -48,10 +54,3 @@ class Resumption:
             for place, delivered in self.choices.items()
             if place < len(requests)
         }
-
-    def _after(self, request: GenerationRequest, delivered: DeliveredChoice | None) -> GenerationRequest:
-        if delivered is None:
-            return request
-        if request.logprobs is not None:
-            request.logprobs.skip(len(delivered.tokens))
-        return replace(request, answered=tuple(delivered.tokens))
