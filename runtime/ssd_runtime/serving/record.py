@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from time import monotonic
 
 import regex
@@ -38,7 +38,7 @@ class Recorder:
         self.recorded = 0
         """Number of requests recorded so far."""
         self._random = random.Random()
-        self._lock = Lock()
+        self._lock = RLock()
         try:
             self._file: int | None = _opened(path)
         except OSError as error:
@@ -67,7 +67,7 @@ class Recorder:
                 _append(self._file, line)
             except OSError as error:
                 print(f"warning: recording in {self.path} has ended ({error.strerror})", file=sys.stderr)
-                self._close()
+                self.close()
                 return False
             self.recorded += 1
             return True
@@ -75,12 +75,9 @@ class Recorder:
     def close(self) -> None:
         """Close the file; further requests are not recorded."""
         with self._lock:
-            self._close()
-
-    def _close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
 
     def _line(self, messages: Sequence[tuple[str, str]], domain: str | None) -> bytes | None:
         """The line of a request; None if a prompt file cannot hold it."""
