@@ -38,7 +38,6 @@ def chat_requests(
 
     The work ends soon after `stop` is set.
     """
-    _check_choices(request, 1)
     variables = dict(request.chat_template_kwargs or {})
     if encoder.takes_effort and request.reasoning_effort is not None:
         variables[EFFORT] = request.reasoning_effort
@@ -72,7 +71,9 @@ def completion_requests(
 
     Raises ApiError.
     """
-    _check_choices(request, len(request.prompt))
+    choices = request.n or 1
+    if (wanted := choices * len(request.prompt)) > MOST_ANSWERS:
+        raise too_many_answers(wanted, MOST_ANSWERS, choices)
     prompts = [encoder.text(prompt, settings.vocabulary) for prompt in request.prompt]
     found = _requests(request, encoder, prompts=prompts, settings=settings, stream=stream, usual=COMPLETION_TOKENS)
     structure = request.structure()
@@ -167,13 +168,6 @@ def _biases(request: CommonRequest, settings: ServerSettings) -> dict[int, float
             raise invalid("logit_bias", f"{name[:40]!r} is no token id of this model; give ids as text")
         biases[int(name)] = value
     return biases
-
-
-def _check_choices(request: CommonRequest, prompts: int) -> None:
-    """Raise ApiError for more answers than the server gives at once."""
-    choices = request.n or 1
-    if choices * prompts > MOST_ANSWERS:
-        raise too_many_answers(choices * prompts, MOST_ANSWERS, choices)
 
 
 def _new_tokens(request: CommonRequest, settings: ServerSettings, usual: int) -> int:
