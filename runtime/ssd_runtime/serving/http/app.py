@@ -42,8 +42,7 @@ from ssd_runtime.serving.http.page import page_route
 from ssd_runtime.serving.http.pending import GenerationRequest
 from ssd_runtime.serving.http.settings import ServerSettings
 from ssd_runtime.serving.http.transport.bodies import Bodies
-from ssd_runtime.serving.http.transport.failures import exception_handlers
-from ssd_runtime.serving.http.transport.leaving import until_gone
+from ssd_runtime.serving.http.transport.failures import exception_handlers, until_gone
 from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
 from ssd_runtime.serving.record import Recorder
 

@@ -27,8 +27,7 @@ from ssd_runtime.serving.http.openai.answers.responses import failed_event
 from ssd_runtime.serving.http.openai.errors import ApiError, no_valid_key
 from ssd_runtime.serving.http.settings import BODY_SECONDS
 from ssd_runtime.serving.http.transport.bodies import Bodies
-from ssd_runtime.serving.http.transport.failures import exception_handlers, known
-from ssd_runtime.serving.http.transport.leaving import until_gone
+from ssd_runtime.serving.http.transport.failures import exception_handlers, known, until_gone
 from ssd_runtime.serving.ray_app.call import Call, ReplicaLost
 from ssd_runtime.serving.ray_app.delivered import DeliveredStream, Stopped
 from ssd_runtime.serving.ray_app.routing import RESPONSES, Routed, read_call
