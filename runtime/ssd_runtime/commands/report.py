@@ -81,8 +81,7 @@ def compared_table(outcomes: Sequence[Outcome], llama: LlamaCpp | None) -> None:
 def report_failure(prompt: Prompt, message: str, as_json: bool) -> None:
     """Print why a prompt has no answer."""
     if as_json:
-        result = {"id": prompt.id, "category": prompt.category, "error": printable(message)}
-        print_json(result)
+        print_json({"id": prompt.id, "category": prompt.category, "error": printable(message)})
     else:
         write("\n")
         complain(message)

@@ -142,7 +142,6 @@ class Answer:
         return {**self._common, "object": self._form.whole, "usage": self._usage(outcomes)}
 
     def _whole_choices(self, outcomes: Sequence[Outcome]) -> Iterator[Json]:
-        """The choices of a whole answer."""
         for place, outcome in enumerate(outcomes):
             choice = self._form.choice(place, outcome)
             held = _Held(PositionReader(self._encoder.token_bytes))
@@ -173,7 +172,6 @@ class Answer:
             yield [error.to_json()]
 
     def _hold(self, place: int) -> _Held:
-        """The parts of a choice that were told so far."""
         if place not in self._held:
             pending = self._subscription.pending[place]
             with_origins = self._stream_options.include_drafts
