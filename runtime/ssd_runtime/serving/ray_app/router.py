@@ -94,8 +94,11 @@ class Router:
         stream = self._keys.stream_of(request.headers.get("authorization"))
         if stream is None and request.url.path.startswith(API):
             raise no_valid_key()
+        async with self._bodies.read(request, self._max_body_bytes, BODY_SECONDS) as body:
+            headers = tuple(pair for pair in request.headers.raw if pair[0] not in HOP)
+            call = Call(method=request.method, path=request.url.path, headers=headers, body=body)
         # A long body takes a while, in which other streams go on.
-        routed = await asyncio.to_thread(read_call, await self._call(request))
+        routed = await asyncio.to_thread(read_call, call)
         if not routed.streams:
             return await until_gone(request, self._whole(routed.call))
         delivered = DeliveredStream(routed.keep_token_ids, routed.resumable)
@@ -161,16 +164,6 @@ class Router:
         told = failure.to_json()
         text = failed_event(told["error"]) if routed.call.path == RESPONSES else event_of(told) + DONE
         yield {"type": "http.response.body", "body": text.encode()}
-
-    async def _call(self, request: Request) -> Call:
-        """Read a request. Raises ApiError as `Bodies.read` does."""
-        async with self._bodies.read(request, self._max_body_bytes, BODY_SECONDS) as body:
-            return Call(
-                method=request.method,
-                path=request.url.path,
-                headers=tuple(pair for pair in request.headers.raw if pair[0] not in HOP),
-                body=body,
-            )
 
     def _counter(self, name: str, text: str) -> Counter:
         return Counter(name, text, registry=self._registry)
