@@ -24,7 +24,6 @@ STATEFUL = ("previous_response_id", "conversation", "background", "prompt", "max
 THOUGHT = {"role", "reasoning_content"}
 """Fields of a message of thoughts, before the text or the calls that follow are added to it."""
 LOGPROBS = "message.output_text.logprobs"
-REASONS = {"length": "max_output_tokens"}
 
 
 def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,11 +174,12 @@ class ResponseWriter:
 
     def end(self, reason: str, usage: Mapping[str, Any]) -> Iterator[str]:
         """The last events, after a chat's finish reason and usage."""
-        cut = REASONS.get(reason)
-        yield from self._close("completed" if cut is None else "incomplete")
+        cut = reason == "length"
+        status = "incomplete" if cut else "completed"
+        yield from self._close(status)
         self.response |= {
-            "status": "completed" if cut is None else "incomplete",
-            "incomplete_details": None if cut is None else {"reason": cut},
+            "status": status,
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "output": self._items,
             "usage": {
                 "input_tokens": usage["prompt_tokens"],
@@ -190,7 +190,7 @@ class ResponseWriter:
                 "ssd": usage["ssd"],
             },
         }
-        yield self._event(f"response.{self.response['status']}", response=self.response)
+        yield self._event(f"response.{status}", response=self.response)
 
     def fail(self, error: Mapping[str, Any]) -> str:
         """The event of an error."""
