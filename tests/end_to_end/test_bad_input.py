@@ -206,7 +206,7 @@ def test_a_full_disk_is_one_line(bad_room: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_compile_that_runs_out_of_memory_is_one_line(
     room: Path, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:
-    monkeypatch.setattr("ssd_compiler.stages.measure_latency", lambda _: torch.empty(1 << 60, dtype=torch.uint8))
+    monkeypatch.setattr("ssd_compiler.stages.continue_prompts", lambda *_: torch.empty(1 << 60, dtype=torch.uint8))
     done = within(room, compile_main, *compile_options("scarce"))
     assert done.returncode == 2
     assert re.fullmatch(
