@@ -13,8 +13,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
+from ssd_profiles.arrays import Array, interpolate, listed, read_as, rounded
 from ssd_profiles.errors import first_problem
-from ssd_profiles.light_costs import Array, LightCosts, interpolate, listed, read_as, rounded
+from ssd_profiles.light_costs import LightCosts
 from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_profiles.printable import Printable
 

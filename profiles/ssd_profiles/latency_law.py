@@ -7,8 +7,8 @@ from math import ceil
 
 import numpy as np
 
+from ssd_profiles.arrays import Array
 from ssd_profiles.latency import LatencyTable
-from ssd_profiles.light_costs import Array
 
 FALL = 0.25
 """Largest share by which more rows or a longer context may take less time: errors of quiet tables reach 0.2."""

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ssd_profiles.arrays import Array
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.latency_law import broken_law
-from ssd_profiles.light_costs import Array
 from tests.tables import latency_table, with_curve, with_light_costs
 
 REFERENCE = Path(__file__).parents[2] / "artifacts/ssd_artifacts/reference/demo/latency"

@@ -78,10 +78,6 @@ def serve(
     log.info("loading %s; requests are taken on %s once it is loaded", source.model, url_of(listener))
     if not keys and not is_local(server.host):
         log.warning("everybody who reaches %s can use this server; give --api-key or %s", server.host, KEY_VARIABLE)
-    # These imports take seconds and come last, so that bad input is answered at once.
-    with uncollected():
-        from ssd_runtime.serving.http.opening import open_service, watch_bundle
-
     options = ServiceOptions(
         artifact=bundle.artifact,
         model=model.model,
@@ -113,6 +109,9 @@ def serve(
         serve_replicas(_everywhere(options, scale), scale, cluster.ray, server.host, free)
         return
     with uncollected():
+        # These imports take seconds and come last, so that bad input is answered at once.
+        from ssd_runtime.serving.http.opening import open_service, watch_bundle
+
         service = open_service(options, source, log.info, recorder)
     try:
         serve_requests(service, listener, server.grace, watch_bundle(options, source, service), server.reload)

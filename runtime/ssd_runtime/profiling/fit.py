@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ssd_profiles.arrays import Array
 from ssd_profiles.latency import DeviceKey, LatencyTable, base_of
-from ssd_profiles.light_costs import Array
 from ssd_runtime.profiling.rising import rising
 from ssd_runtime.profiling.shared_steps import NONE
 

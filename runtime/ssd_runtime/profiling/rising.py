@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ssd_profiles.light_costs import Array
+from ssd_profiles.arrays import Array
 
 
 def rising(values: Array) -> Array:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from ssd_profiles.light_costs import Array
+from ssd_profiles.arrays import Array
 from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
