@@ -177,7 +177,7 @@ class LatencyTable:
         """A whole forward of `queries` tokens over `context` cached ones, without the sub-layers of `mask`.
 
         One query without a mask is a plain step, one with a mask a draft step, several without one a
-        verification. The queries are those of all `sequences` together, each with so many cached tokens.
+        verification. The queries are those of all `sequences` together, each with so many cached tokens of its own.
         """
         kept_mlp, kept_attention = Counter[int](), Counter[tuple[str, int]]()
         for layer, kind in enumerate(self.layer_kinds):
@@ -189,9 +189,12 @@ class LatencyTable:
         if self.wide_queries.size and queries > self.queries[-1]:
             rows = float(self.queries[-1])
             growth = interpolate(queries, np.append(rows, self.wide_queries), np.append(1.0, self.growth))
-        attention = sum(
-            count * self.mixer_seconds(context, rows, kind, bits) for (kind, bits), count in kept_attention.items()
-        )
+
+        def mixers(context: float, rows: float) -> float:
+            return sum(count * self.mixer_seconds(context, rows, *each) for each, count in kept_attention.items())
+
+        few = float(self.contexts[0]) if sequences > 1 else context
+        attention = mixers(few, rows)
         mlp = sum(count * self.mlp_seconds(rows, bits) for bits, count in kept_mlp.items())
         head = self.head_seconds(rows) if mask is None else self.draft_head_seconds(rows, mask.head_bits)
         parts = attention + mlp + head
@@ -201,8 +204,9 @@ class LatencyTable:
             skipped = self.sublayer_seconds(context, rows)
             overhead *= parts / (parts + sum(each for each, skip in zip(skipped, mask.skipped, strict=True) if skip))
         step = growth * max(parts + overhead, LEAST_SHARE * parts)
-        # Sequences differ in attention alone.
-        return step + kept_attention.total() / len(self.layer_kinds) * self.joint_seconds(sequences)
+        # Sequences differ in attention alone: each one's rows attend to its own tokens, measured with few.
+        keys = sequences * (mixers(context, queries / sequences) - mixers(few, queries / sequences))
+        return step + keys + kept_attention.total() / len(self.layer_kinds) * self.joint_seconds(sequences)
 
     def _overhead(self, queries: float, mask: SubLayerPlan | None) -> float:
         """Overhead of a step with a mask: the average of those of its sub-layers' bits."""

@@ -108,7 +108,9 @@ def test_sequences_add_what_they_were_measured_to_in_the_attention_that_is_kept(
         for skipped, share in (((), 1.0), ({0, 1, 5}, 0.75), (range(8), 0.0)):
             mask = SubLayerPlan.of(4, skipped)
             extra = table.step_seconds(50, 8, mask, sequences) - table.step_seconds(50, 8, mask)
-            assert extra == pytest.approx(share * 1e-4 * (sequences - 1), abs=1e-12)
+            # Of the 50 tokens that each attends to, 16 were there when sequences were measured.
+            keys = 4 * 1e-7 * (50 - 16)
+            assert extra == pytest.approx(share * (1e-4 + keys) * (sequences - 1), abs=1e-12)
 
 
 @pytest.mark.parametrize(

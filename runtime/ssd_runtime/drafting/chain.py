@@ -62,7 +62,7 @@ class Chain(ABC):
                 count = self._count(proposal.nll)
                 best = candidates(proposal.scores[None], [0], count)[0] if count > 1 else []
                 siblings.append(_others(best, proposal.token, count))
-            if proposal.nll > most_nll:
+            if not proposal.nll <= most_nll:  # NaN where a draft's head scores no token that the structure allows
                 break
         return Draft.branching(tokens, _within_room(siblings), probs, origin=self.origin)
 

@@ -156,6 +156,7 @@ def _cycle(
     plan = planner.plan(context)
     planning = observed + watch.lap()
 
+    latest = session.load
     began = watch.mark()
     draft = yield from _drafting(session, plan, most=output.remaining - 1)
     drafted = watch.mark()
@@ -190,6 +191,7 @@ def _cycle(
         steps=draft.steps,
         plan_seconds=planning,
         load=session.load,
+        held=latest is not None and session.load is not None and session.load.step > latest.step + 1,
         begun=draft.begun is not None and not keep_states,
         origins=draft.origins(accepted.rows, len(accepted.tokens)),
     )

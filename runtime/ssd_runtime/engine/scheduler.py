@@ -73,6 +73,7 @@ class Scheduler:
         self._running: list[Job[Any]] = []
         """Running jobs, the oldest first."""
         self._steps = 0
+        """Steps with a forward of the full model so far."""
         self._clock = clock or (lambda: 0.0)  # a clock that stands still, so that no limit is reached
         self._fastest = math.inf
         """Seconds of the fastest forward of the full model so far."""
@@ -142,13 +143,13 @@ class Scheduler:
         states and those that go on after an early exit. Ctrl-C takes effect at the end of the step.
         """
         with uninterrupted():
-            self._steps += 1
             self._make_room()
             known = len(self._running)
             ended = self._admit()
             self._catch_up(self._running[known:])
             began = self._clock()
             if joint := self._joint():
+                self._steps += 1
                 self._answer(joint)
                 self._fastest = min(self._fastest, self._clock() - began)
             self._catch_up(self._running)
@@ -230,7 +231,7 @@ class Scheduler:
         ready = [job for job in self._running if is_full(job.request)]
         decoding = [job for job in ready if job.decodes]
         prompts = [job for job in ready if not job.decodes]
-        if self._steps % 2:
+        if self._steps % 2 == 0:
             prompts.sort(key=lambda job: len(job.prompt) - job.session.committed)
         joint = list[Job[Any]]()
         rows = 0
@@ -245,7 +246,12 @@ class Scheduler:
         """Answer the jobs' requests; if memory runs out, all of them fail, else those whose own forward fails."""
         if not jobs:
             return
-        load = Load(sequences=len(jobs), rows=sum(rows_of(job.request) for job in jobs), step=self._steps)
+        load = Load(
+            sequences=len(jobs),
+            rows=sum(rows_of(job.request) for job in jobs),
+            context=sum(job.session.committed for job in jobs) // len(jobs),
+            step=self._steps,
+        )
         try:
             with guard_memory("decoding", self.decoder.device, DECODING_REMEDY):
                 answers = self._runner.answer([job.request for job in jobs if job.request is not None])

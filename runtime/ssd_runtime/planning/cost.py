@@ -89,18 +89,20 @@ class CostModel:
         self.latency = latency
         self._corrections = corrections
         self._plain = ByContext(latency.step_seconds)
-        self._joint = dict[int, float]()
-        """Seconds that a shared forward takes beyond its rows, by number of sequences."""
         self._alone = ByContext(lambda context: self._curve(context, PRICED_ROWS))
-        # The long curve takes longer to compute, so it waits until sequences share steps.
-        self._shared = ByContext(lambda context: self._curve(context, latency.most_queries))
+        self._shared = dict[int, ByContext[list[float]]]()
+        """Costs of 1, 2, … rows of all sequences, by their number."""
 
-    def at(self, context: float, most: int = PRICED_ROWS) -> StepCosts:
-        """Seconds of full forwards of a lone sequence at the measured numbers of rows, the last at least `most`."""
+    def at(self, context: float, most: int = PRICED_ROWS, sequences: int = 1) -> StepCosts:
+        """Seconds of full forwards of sequences at the measured numbers of rows, the last at least `most`."""
         known = np.concatenate([self.latency.queries, self.latency.wide_queries])
         queries = known[: int(np.searchsorted(known, most)) + 1]
-        curve = np.asarray([self.latency.step_seconds(context, n) for n in queries])
+        curve = np.asarray([self.latency.step_seconds(context, n, sequences=sequences) for n in queries])
         return StepCosts(float(curve[0]), queries, curve)
+
+    def plain_seconds(self, context: int) -> float:
+        """Seconds of a plain step of a lone sequence, by the table."""
+        return self._plain.at(context)
 
     def tokens_per_second(self, context: float, tokens: float, steps: float, mask: SubLayerPlan | None = None) -> float:
         """Tokens/s of a cycle of `tokens` tokens that takes `steps` draft steps with `mask` and a verification.
@@ -150,21 +152,16 @@ class CostModel:
         return [1.0 + sequences * (cost / costs[0] - 1.0) for cost in costs]
 
     def shared_rows(self, context: int, sequences: int, others: int) -> list[float]:
-        """Costs of forwards of `others` + 1, `others` + 2, … rows of `sequences` sequences."""
-        curve = self._shared.at(context)
+        """Costs of forwards of `others` + 1, `others` + 2, … rows of `sequences` sequences of a mean `context`."""
+        curve = self._shared_curve(context, sequences)
         count = len(self._alone.at(context))
         costs = curve[others : others + count]
         costs += [cost_of(curve, others + n) for n in range(len(costs) + 1, count + 1)]
-        if self._corrections is not None:
-            costs = self._corrections.priced(costs, others + 1)
-        extra = self._extra(context, sequences)
-        return [cost + extra for cost in costs]
+        return costs if self._corrections is None else self._corrections.priced(costs, others + 1)
 
     def shared_step(self, context: int, rows: int, sequences: int = 1) -> float:
-        """Cost of a forward of `rows` rows in all, by the table alone."""
-        if sequences == 1:
-            return cost_of(self._alone.at(context), rows)
-        return cost_of(self._shared.at(context), rows) + self._extra(context, sequences)
+        """Cost of a forward of `rows` rows in all, by the table alone; `context` is the mean of the sequences'."""
+        return cost_of(self._alone.at(context) if sequences == 1 else self._shared_curve(context, sequences), rows)
 
     def draft_step(self, context: int, mask: SubLayerPlan, sequences: int) -> float:
         """Cost of one step of the masked model with a row of each of `sequences` sequences."""
@@ -183,18 +180,20 @@ class CostModel:
         table = self.latency
         return (count * table.draft_head_seconds(1) + max(0.0, table.overhead_seconds(1))) / self._plain.at(context)
 
-    def _extra(self, context: int, sequences: int) -> float:
-        """Cost that `sequences` sequences add to a shared forward beyond its rows."""
-        if sequences not in self._joint:
-            self._joint[sequences] = self.latency.joint_seconds(sequences)
-        return self._joint[sequences] / self._plain.at(context)
+    def _shared_curve(self, context: int, sequences: int) -> list[float]:
+        """Costs of forwards of 1, 2, … rows of all sequences together, as long as the table's."""
+        if sequences not in self._shared:
+            most = self.latency.most_queries
+            self._shared[sequences] = ByContext(lambda context: self._curve(context, most, sequences))
+        return self._shared[sequences].at(context)
 
-    def _curve(self, context: float, most: int) -> list[float]:
+    def _curve(self, context: float, most: int, sequences: int = 1) -> list[float]:
         """Costs of forwards of 1, 2, … rows by the table, up to `most` or the largest number measured."""
-        costs = self.at(context, most)
+        costs = self.at(context, most, sequences)
         drafted = np.arange(min(most, self.latency.most_queries), dtype=np.float64)
         # More rows never take less time; where the table says so, it is noise.
-        curve: list[float] = np.maximum.accumulate(costs.verification(drafted) / costs.plain).tolist()
+        plain = costs.plain if sequences == 1 else self.latency.step_seconds(context)
+        curve: list[float] = np.maximum.accumulate(costs.verification(drafted) / plain).tolist()
         return curve
 
 

@@ -82,6 +82,8 @@ class Cycle:
     """
     load: Load | None = None
     """The load of the verification; None if the sequence was alone."""
+    held: bool = False
+    """Whether steps of other sequences ran while this one drafted."""
     begun: bool = False
     """Whether verification went on from the layers that drafting had run."""
     origins: Sequence[Origin] = ()

@@ -1,4 +1,4 @@
-"""The load of a scheduler's step: its numbers of sequences and rows."""
+"""The load of a scheduler's step: its sequences, their rows and what these attend to."""
 
 from __future__ import annotations
 
@@ -15,5 +15,7 @@ class Load:
     sequences: int = 1
     rows: int = 1
     """Rows of all sequences together."""
+    context: int = 0
+    """Mean number of the sequences' committed tokens, to which their rows attend."""
     step: int = 0
-    """The scheduler's number of the step."""
+    """Number of the step among those of the scheduler with a forward of the full model."""

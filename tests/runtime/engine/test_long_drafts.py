@@ -97,7 +97,9 @@ def test_a_step_of_others_waits_for_a_long_draft_no_longer_than_is_stated(name: 
         assert clock.now - began <= HOLD_SECONDS + 3.5 * FORWARD
         assert len(received) == tokens + 1
     assert behind or name == "del", "some drafts were too long for a step; DEL keeps to short ones here"
-    assert scheduler.finish(slow).token_ids == alone
+    finished = scheduler.finish(slow)
+    assert finished.token_ids == alone
+    assert any(cycle.held for cycle in finished.cycles) == bool(behind), "the others' steps are not the drafts' time"
 
 
 @pytest.mark.parametrize(("variant", "sampling"), CASES, ids=["longrope", "sliding", "delta", "convolution"])

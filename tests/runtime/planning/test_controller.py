@@ -17,18 +17,20 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.chain_drafts import ChainDrafts
+from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.shared_step import SharedSteps
 from ssd_runtime.planning.auto.stream import PlanningTime, Stream
 from ssd_runtime.planning.auto.verify_stats import SETTLING, VerifyStats
-from ssd_runtime.planning.cost import Entry
+from ssd_runtime.planning.cost import CostModel, Entry
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.lookup import Guess
 from ssd_runtime.planning.plan import Cycle, Plan
+from ssd_runtime.sequence.load import Load
 from tests.simulated import Replay, Trace, controller, replay
-from tests.tables import latency_table, profile, with_light_costs
+from tests.tables import latency_table, profile, with_curve, with_light_costs
 
 LAYERS = 8
 TABLE = latency_table(LAYERS)
@@ -245,7 +247,7 @@ def test_drafts_must_promise_more_than_guesses(speedup: float, chosen: str, monk
     stream, trace = Stream(), story("random", 1)
     planner = controller(TABLE, stream, trace, HALF)
     for _ in range(SETTLING):
-        stream.verify.update(rows=1, seconds=0.01, cost=1.0)
+        stream.verify.update(rows=1, seconds=0.01, expected=1.0)
     assert planner.plan(len(trace.prompt), trace.answer[0]).reason == chosen
 
 
@@ -284,10 +286,48 @@ def test_a_verification_that_waited_for_others_drafts_is_not_timed(
     waited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timed = list[int]()
-    monkeypatch.setattr(VerifyStats, "update", lambda self, rows, seconds, cost: timed.append(rows))
+    monkeypatch.setattr(VerifyStats, "update", lambda self, rows, seconds, expected: timed.append(rows))
     monkeypatch.setattr(SharedSteps, "drafted_after", lambda self, step: waited)
     run(story("random", 1, 5), lambda place: False)
     assert bool(timed) != waited
+
+
+def test_rows_have_the_same_price_whatever_the_contexts_of_those_that_share_a_step() -> None:
+    """The oldest of four requests has 200 tokens and the others 8,000, and steps take what the table says of these."""
+    table, trace = with_curve(latency_table(LAYERS), sequence=0.0), Trace([1, 2, 3], [4], [])
+    stream, steps, draws = Stream(), itertools.count(1), random.Random(1)
+    contexts = [200, 8000, 8000, 8000]
+
+    def step(planner: Controller, context: int, load: Load, seconds: float) -> None:
+        planner.plan(context, 5, load)
+        plain = Cycle(Plan("plain"), context, 0, 0, [draws.randint(1, 90)], 1, 0.0, seconds, load=load)
+        planner.observe(plain)
+
+    for alone in (True, False) * 6:
+        planners = [controller(table, stream, trace) for _ in contexts[: 1 if alone else 4]]
+        for _ in range(60):
+            rows = draws.choice([1, 1, 4, 6] if alone else [4, 5, 6, 8])
+            beyond = sum(table.step_seconds(each) - table.step_seconds(200) for each in contexts[: len(planners)])
+            mean = sum(contexts[: len(planners)]) // len(planners)
+            load = Load(len(planners), rows, mean, next(steps))
+            for planner, context in zip(planners, contexts, strict=False):
+                step(planner, context, load, table.step_seconds(200, rows) + beyond)
+        for planner in planners:
+            planner.finish()
+    costs = CostModel(table, stream.verify).rows(200)
+    assert costs == pytest.approx(CostModel(table).rows(200), rel=0.15)
+
+
+def test_a_correction_that_nothing_confirms_is_forgotten() -> None:
+    """Rows that have once been slow are not tried, and would seem so for good."""
+    stats, table = VerifyStats(), [1.0] * 8
+    for rows, seconds, count in ((1, 1.0, 9), (4, 2.0, 60), (1, 1.0, 20)):
+        for _ in range(count):
+            stats.update(rows, seconds, 1.0)
+    slow = stats.priced(table)[3]
+    for _ in range(2000):
+        stats.update(1, 1.0, 1.0)
+    assert stats.priced(table)[3] < 1.05 < 1.3 < slow
 
 
 @pytest.mark.parametrize("held_up", range(3))
@@ -298,15 +338,25 @@ def test_a_long_plan_counts_as_three_usual_ones_and_as_a_usual_one_at_first(held
     assert [*charged, planning.update(100.0), planning.update(0.2)] == pytest.approx([0.0, 0.0, 3.0, 1.2, 1.1])
 
 
-def test_draft_steps_are_charged_with_what_they_took() -> None:
-    """The pace of draft steps has bounds; without any, the budget would not cover what they lose."""
+@pytest.mark.parametrize(
+    ("seconds", "held", "first", "last"),
+    [
+        (0.6, False, 1.0 + 4 * 0.6, 1.0 + 4 * 0.6),
+        (1e-9, False, 1.0 + 4 * 0.3, 1.0 + 2 * 0.3),
+        (9.0, False, 1.0 + 3 * 4 * 0.3, 1.0 + 4 * 9.0),
+        (9.0, True, 1.0 + 4 * 0.3, 1.0 + 4 * 0.3),
+    ],
+    ids=["twice the table's", "nothing", "thirty times the table's", "with others' steps between"],
+)
+def test_draft_steps_are_charged_with_what_they_take(seconds: float, held: bool, first: float, last: float) -> None:
+    """A single delay is mostly another process's doing and counts as three usual times; one that stays is followed."""
     mask = SubLayerPlan.of(LAYERS).lightened(8)
     table = with_light_costs(TABLE, 0.7)
     source = ChainDrafts.light(mask, 0.9, table, DraftStats(), Lookup(LookupStats()))
-    for seconds, cost in ((1.0, 5.0), (1e-9, 1.0 + 4 * 0.3)):
-        cycle = Cycle(Plan("draft"), 100, 4, 4, [1] * 5, 5, steps=4, draft_seconds=4 * seconds, verify_seconds=1.0)
-        source.stats = DraftStats()
-        assert source.observe(cycle, [1.0] * 8, None) == pytest.approx(cost)
+    times = {"draft_seconds": 4 * seconds, "verify_seconds": 1.0}
+    cycle = Cycle(Plan("draft"), 100, 4, 4, [1] * 5, 5, steps=4, held=held, **times)
+    charged = [source.observe(cycle, [1.0] * 8, None) for _ in range(99)]
+    assert (charged[0], charged[-1]) == pytest.approx((first, last), rel=1e-3)
     assert source.propose(100, [1.0], 9.0) is None, "the table prices no verification of a draft"
 
 

@@ -185,7 +185,7 @@ def test_a_held_up_step_at_the_start_says_nothing_of_the_pace(held_up: int) -> N
         assert not record.settled
         record.update(1, 0.5 if step == held_up else 0.04, 1.0)
     assert record.settled
-    assert record.plain_seconds == pytest.approx(0.04)
+    assert record.pace == pytest.approx(0.04)
 
 
 def test_steps_with_rows_of_prompts_price_no_guess() -> None:
@@ -194,7 +194,7 @@ def test_steps_with_rows_of_prompts_price_no_guess() -> None:
         record.update(1, 0.04, 1.0)
         record.update(130, 0.4, 5.0)
     assert record.priced(TABLE) == pytest.approx(TABLE)
-    assert record.plain_seconds == pytest.approx(0.04)
+    assert record.pace == pytest.approx(0.04)
     crowded = VerifyStats()
     for _ in range(3):
         crowded.update(130, 0.4, 5.0)

@@ -57,7 +57,7 @@ class AutoPlanner(Planner):
     @property
     def plain_seconds(self) -> float | None:
         """Recent seconds of a plain step of a lone request; None before the first verification."""
-        return self.stream.verify.plain_seconds
+        return self._controller.plain_seconds if self._controller is not None else None
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt and make its controller."""

@@ -68,6 +68,8 @@ class Controller:
         """Costs of 1, 2, … rows of this request, when the latest plan was made."""
         self._after: int | None = None
         """Number of the shared step that the latest plan follows; None if this request is alone."""
+        self._context = 0
+        """Committed tokens of the latest plan."""
         self._idle = 0
         """Plans to come that ask no source for a proposal."""
         self.planned = False
@@ -76,6 +78,7 @@ class Controller:
     def plan(self, context: int, pending: int, load: Load | None = None) -> Plan:
         """Plan the next cycle after `context` committed tokens and the pending one; `load` is the latest forward's."""
         stream = self._stream
+        self._context = context
         first = self._lookup.known == context
         self._lookup.observe_first(context, pending)
         shared = load if load is not None and load.sequences > 1 else None
@@ -86,7 +89,7 @@ class Controller:
         if not self.planned or not stream.verify.settled:
             self._update_member(Guess(()), most_cost=1.0)
             return UNSETTLED if self.planned else UNPLANNED
-        self._costs = self._cost_model.rows(context) if shared is None else self._costs_under_load(context, shared)
+        self._costs = self._cost_model.rows(context) if shared is None else self._costs_under_load(shared)
         if load is None and first and len(stream.steps.members) > 1:
             return UNKNOWN_LOAD
         guess = best_guess(self._lookup, costs=self._costs, depth=MOST_GUESSES, most_cost=self.budget.most_cost)
@@ -99,12 +102,12 @@ class Controller:
             return Plan(reason="lookup", drafter=Ready(guess.tree), draft_length=MOST_GUESSES)
         return NOT_WORTH_IT
 
-    def _costs_under_load(self, context: int, load: Load) -> list[float]:
+    def _costs_under_load(self, load: Load) -> list[float]:
         """Costs of 1, 2, … rows of a request that shares its steps, computed once per step for the whole stream."""
         stream = self._stream
         if stream.priced is None or stream.priced[0] is not load:
             others = max(round(load.rows * (1 - 1 / load.sequences)), load.sequences - 1)
-            stream.priced = load, self._cost_model.rows_under_load(context, load.sequences, others)
+            stream.priced = load, self._cost_model.rows_under_load(load.context, load.sequences, others)
         return stream.priced[1]
 
     def _lone_proposal(self, context: int) -> DraftProposal | None:
@@ -143,7 +146,7 @@ class Controller:
             masks=masks,
             asked=True,
         )
-        steps.decide(load.step, costs=self._cost_model, context=context, sequences=load.sequences)
+        steps.decide(load.step, costs=self._cost_model, context=load.context, sequences=load.sequences)
         share = steps.share(self._number)
         if share is None:
             return None
@@ -158,6 +161,15 @@ class Controller:
         if (known.tokens, known.rows, known.most_cost) != (guess.tokens, rows, most_cost):
             members[self._number] = replace(known, tokens=guess.tokens, rows=rows, most_cost=most_cost)
 
+    @property
+    def plain_seconds(self) -> float | None:
+        """Recent seconds of a plain step of this request alone; None before the first verification."""
+        return self._plain_seconds(self._context)
+
+    def _plain_seconds(self, context: int) -> float | None:
+        pace = self._stream.verify.pace
+        return None if pace is None else pace * self._cost_model.plain_seconds(context)
+
     def observe(self, cycle: Cycle) -> None:
         """Update the stream's statistics and the budget with the planned cycle."""
         if self.planned:
@@ -165,39 +177,38 @@ class Controller:
         else:
             self._lookup.append(cycle.tokens)
         tokens = len(cycle.tokens)
-        verify = self._stream.verify
         # If there was no room to draft, the proposal was not used.
         chosen = self._chosen if cycle.steps or cycle.begun else None
         if chosen is None:
             cost = self._costs[min(cycle.verified, len(self._costs)) - 1]
         else:
-            cost = chosen.source.observe(cycle, self._costs, verify.plain_seconds)
-        sequences = cycle.load.sequences if cycle.load is not None else 1
-        rows = cycle.load.rows if cycle.load is not None else cycle.verified
+            cost = chosen.source.observe(cycle, self._costs, self._plain_seconds(cycle.context))
+        load = cycle.load or Load(rows=cycle.verified, context=cycle.context)
         sources = list[DraftSource](self._sources)
-        if sequences > 1:
+        if load.sequences > 1:
             sources += [source for source in self._common if source not in self._sources]
         for source in sources:
             if chosen is None or source is not chosen.source:
                 source.stats.decay(tokens)
             else:
                 source.stats.update_balance(tokens, cost)
-        self._update_verify(cycle, rows, sequences)
+        self._update_verify(cycle, load)
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
         # All sequences wait while one is planned.
-        plainly = self._cost_model.shared_step(cycle.context, rows - cycle.verified + 1, sequences)
-        step = (verify.plain_seconds or math.inf) * plainly / sequences
+        plainly = self._cost_model.shared_step(load.context, load.rows - cycle.verified + 1, load.sequences)
+        step = (self._plain_seconds(load.context) or math.inf) * plainly / load.sequences
         self.budget.update(tokens, cost, planning / step)
 
-    def _update_verify(self, cycle: Cycle, rows: int, sequences: int) -> None:
+    def _update_verify(self, cycle: Cycle, load: Load) -> None:
         """Update the times of verifications with a cycle's; requests that share a forward report it once."""
         stream = self._stream
-        reported = cycle.load is not None and stream.timed is cycle.load
-        stream.timed = cycle.load
+        reported = stream.timed is load
+        stream.timed = load
         # A verification that waited for drafts of others tells nothing about the time of its rows.
         if not (reported or cycle.begun or stream.steps.drafted_after(self._after)):
-            cost = self._cost_model.shared_step(cycle.context, rows, sequences)
-            stream.verify.update(rows, cycle.verify_seconds, cost)
+            steps = self._cost_model.shared_step(load.context, load.rows, load.sequences)
+            expected = steps * self._cost_model.plain_seconds(load.context)
+            stream.verify.update(load.rows, cycle.verify_seconds, expected)
 
     def finish(self) -> None:
         """Give the budget back: the request has ended, was cancelled or has failed."""

@@ -11,7 +11,7 @@ from ssd_runtime.drafting.chain import Branching
 from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.tree import Drafter
-from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, DraftStats
+from ssd_runtime.planning.auto.draft_stats import MIN_GAIN, OUTLIER, DraftStats
 from ssd_runtime.planning.plan import Cycle, Plan
 
 UNSURE: Branching = ((0.5, 2),)
@@ -57,7 +57,8 @@ class DraftSource(Protocol):
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Update with the cycle of the latest proposal; returns the cycle's cost in plain steps.
 
-        `costs` are those of `propose`. `plain_seconds` are the current seconds of a plain step, or None if unknown.
+        `costs` are those of `propose`. `plain_seconds` are the current seconds of a plain step at the cycle's context,
+        or None if unknown.
         """
         ...
 
@@ -102,16 +103,18 @@ class StepDrafts(DraftSource):
         """Update with a cycle's right tokens and the time of its draft steps; returns the cycle's cost in plain steps.
 
         `steps` is the draft steps' cost by the latency table, in plain steps, and `agreement` the expected token
-        agreement. Only the time of steps that were `timed` for this sequence alone changes the pace.
+        agreement. Only the time of steps that were `timed` for this sequence alone, with no other step between them,
+        changes the pace.
         """
         verification = costs[min(cycle.verified, len(costs)) - 1]
         expected = spent = steps * self.stats.pace
-        if timed and cycle.verify_seconds:
-            spent = cycle.draft_seconds / cycle.verify_seconds * verification
+        if timed and cycle.verify_seconds and not cycle.held:
+            # A stall of the system is not the drafts' doing, and would forbid them for thousands of tokens.
+            spent = min(cycle.draft_seconds / cycle.verify_seconds * verification, OUTLIER * expected)
         if not cycle.is_cut:
             # Guesses after the chain are not the steps'.
             right = min(cycle.accepted, cycle.steps)
             tested = right + (right < cycle.steps)
             self.stats.update(right, tested * agreement, spent / steps)
-        # The pace has bounds, but steps that take still longer are a loss.
+        # Steps that take longer than others have are a loss.
         return verification + max(expected, spent)

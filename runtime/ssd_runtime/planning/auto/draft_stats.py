@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ssd_runtime.planning.auto.budget import MOST, PER_TOKEN
 
+OUTLIER = 3.0
+"""Times are clipped at `OUTLIER` times what is expected: longer ones come from other processes."""
 PRIOR_TOKENS = 48.0
 """Number of tokens that the prior counts as."""
 KEEP = 0.98
@@ -66,7 +68,7 @@ class DraftStats:
         """Update with a cycle's tokens, the predicted tokens and its pace."""
         self.got = KEEP * self.got + tokens
         self.predicted = KEEP * self.predicted + predicted
-        self.pace += 0.1 * (min(max(pace, 0.5), 2.0) - self.pace)
+        self.pace += 0.1 * (min(max(pace, 0.5), OUTLIER * self.pace) - self.pace)
 
     def decay(self, tokens: int) -> None:
         """Decay toward the prior after `tokens` tokens that were drafted otherwise."""

@@ -62,7 +62,7 @@ class ExitDrafts:
         cost = self._cost(cycle.context, cycle.steps, costs)
         pace = self.stats.pace
         if not cycle.is_cut:
-            seen = cycle.seconds / (cost * plain_seconds) if plain_seconds else pace
+            seen = cycle.seconds / (cost * plain_seconds) if plain_seconds and not cycle.held else pace
             self.stats.update(len(cycle.tokens), self._promised(cycle.plan.draft_length) * cost, seen)
         return cost * pace
 

@@ -9,15 +9,13 @@ from statistics import median
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import LookupStats
 from ssd_runtime.planning.auto.budget import Budgets
-from ssd_runtime.planning.auto.draft_stats import DraftStats
+from ssd_runtime.planning.auto.draft_stats import OUTLIER, DraftStats
 from ssd_runtime.planning.auto.shared_step import SharedSteps
 from ssd_runtime.planning.auto.verify_stats import SETTLING, VerifyStats
 from ssd_runtime.sequence.load import Load
 
 SHARE = 0.1
 """Weight of a new time in the running mean."""
-OUTLIER = 3.0
-"""Times are clipped at `OUTLIER` times the mean: longer ones come from other processes."""
 
 
 @dataclass(slots=True)

@@ -24,6 +24,10 @@ FIRST = 5
 """Pseudo-count: after `FIRST` verifications a number of rows has weight 1/2 in the pace. Its own correction starts with
 step size 1 / `FIRST`."""
 
+FORGET = 1 / 8
+"""Share of a correction that is forgotten after `PERIOD` verifications without its number of rows: rows that seem too
+dear are not tried again, which would confirm for good what a busy hour has measured."""
+PERIOD = 64
 LAZY = 8
 """Costs are computed again after every `LAZY` verifications of one number of rows, since that takes time."""
 
@@ -41,6 +45,8 @@ class _Excess:
     """Log of the time ÷ that of the table, at the machine's pace."""
     seen: int = 0
     """Verifications of that number of rows."""
+    fresh: bool = True
+    """Whether there was one in this `PERIOD`."""
 
 
 @dataclass(slots=True)
@@ -53,13 +59,15 @@ class VerifyStats:
     """
 
     _pace: float = 0.0
-    """Log of recent seconds ÷ plain steps by the table."""
+    """Log of recent seconds ÷ those of the table."""
     _first: list[float] = field(default_factory=list)
     """Values of the pace in the first verifications."""
     rows: dict[int, _Excess] = field(default_factory=lambda: {1: _Excess()})
     """Log correction by number of rows: 0 at one row, linearly interpolated."""
     _factors: NDArray[np.float64] | None = None
     """Corrections of 1, 2, …, `CORRECTED_ROWS` rows, as factors; None once verifications have changed them."""
+    _updates: int = 0
+    """Verifications since the pace was known."""
     _priced: tuple[Sequence[float], list[float]] | None = None
     """Costs of 1, 2, … rows by the table, and the corrected ones; None if `_factors` has corrected none."""
 
@@ -69,17 +77,17 @@ class VerifyStats:
         return len(self._first) >= SETTLING
 
     @property
-    def plain_seconds(self) -> float | None:
-        """Recent seconds of a plain step; None before the first verification."""
+    def pace(self) -> float | None:
+        """Recent seconds of steps ÷ those of the table; None before the first verification."""
         return math.exp(self._pace) if self._first else None
 
-    def update(self, rows: int, seconds: float, cost: float) -> None:
-        """Update with a verification: its rows, its seconds, and its cost by the table in plain steps."""
-        if min(seconds, cost) <= 0.0:
+    def update(self, rows: int, seconds: float, expected: float) -> None:
+        """Update with a verification: its rows, its seconds, and those of the table."""
+        if min(seconds, expected) <= 0.0:
             return
         about = ABOUT[bisect_left(ABOUT, rows, hi=len(ABOUT) - 1)]
         excess = self.rows.get(about) or _Excess(float(self._beyond(about)))
-        found = math.log(seconds) - math.log(cost) - excess.log
+        found = math.log(seconds) - math.log(expected) - excess.log
         if not self.settled:
             # Corrections of rows need a known pace.
             self._first.append(found)
@@ -93,10 +101,20 @@ class VerifyStats:
         if about > 1:
             excess.log += max(OWN, 1 / (FIRST + excess.seen)) * deviation
             excess.seen += 1
+            excess.fresh = True
             self.rows[about] = excess
             if excess.seen <= FIRST or excess.seen % LAZY == 0:
-                self._factors = None
-                self._priced = None
+                self._factors = self._priced = None
+        self._updates += 1
+        if self._updates % PERIOD == 0:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Forget a part of the corrections that no verification has confirmed lately."""
+        for excess in self.rows.values():
+            excess.log *= 1.0 if excess.fresh else 1.0 - FORGET
+            excess.fresh = False
+        self._factors = self._priced = None
 
     def priced(self, costs: Sequence[float], first: int = 1) -> list[float]:
         """Corrected costs of `first`, `first` + 1, … rows, from the table's `costs`; more rows never cost less."""

@@ -1,15 +1,23 @@
-"""The origin of accepted tokens follows from their place in the draft."""
+"""Chains of draft steps: where they end, and the origin of accepted tokens, which follows from their place."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+import torch
+
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.chain import Chain
 from ssd_runtime.drafting.combined import _joined
 from ssd_runtime.drafting.lookup import Node
 from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.drafting.on_device import Step
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import ModelRunner, Work
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
@@ -41,3 +49,24 @@ def test_steps_are_light_only_if_nothing_is_skipped() -> None:
         assert set(origins) == {origin, "plain"}
         assert len(origins) == len(answer.token_ids) - 1
         assert origins.count(origin) == answer.num_accepted_tokens
+
+
+class Unscored(Chain):
+    """Steps whose head scores no token that a structure allows."""
+
+    threshold, branching, origin = 0.5, (), "skipped"
+
+    def stepping(self, session: Session) -> Step:
+        def step(tokens: Sequence[int] | torch.Tensor, ahead: int) -> Work[torch.Tensor]:
+            yield from ()
+            return torch.full((1, 97), -math.inf)
+
+        return step
+
+
+def test_a_draft_ends_where_nothing_that_is_allowed_has_a_score() -> None:
+    decoder = Decoder(tiny_model("qwen3", seed=3))
+    session = Session(decoder)
+    session.pending = 5
+    draft = ModelRunner(decoder).finish(Unscored().drafting(session, 8))
+    assert draft.steps == 1
