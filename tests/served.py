@@ -16,7 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from ssd_runtime.serving.http.server import listen, serve
+from ssd_runtime.serving.http.listening import listen
+from ssd_runtime.serving.http.server import serve
 from tests.commands import SERVE, begin
 from tests.compiled import seeded
 from tests.folders import TEXTS

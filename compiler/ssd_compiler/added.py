@@ -8,11 +8,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
 from ssd_artifacts.bundle import Bundle
-from ssd_artifacts.domain_config import Count, Finite, Speedup
 from ssd_compiler.data.prompts import DomainPrompts
+from ssd_compiler.report.added import added_by
 from ssd_compiler.search.stage import measured_on
 from ssd_compiler.stages import Stages
 from ssd_compiler.validate import timed_speedup
@@ -26,21 +24,6 @@ MOST_PROMPTS = 8
 """Most prompts of a domain: each is decoded twice more."""
 
 
-class _Added(BaseModel):
-    prompts: Count
-    speedup: Speedup
-    interval: tuple[Finite, Finite]
-
-
-class _Figures(BaseModel):
-    domain: str
-    added: _Added | None = None
-
-
-class _Report(BaseModel):
-    domains: list[_Figures]
-
-
 def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPrompts], latency: LatencyTable) -> Bundle:
     """The bundle with what it adds in its report, per new domain, from prompts that the search never saw.
 
@@ -48,32 +31,15 @@ def with_added(bundle: Bundle, stages: Stages, prompts: Mapping[str, DomainPromp
     for a mask as well, so that a mask which pays by itself may add nothing.
     """
     assert bundle.report is not None, "a compile writes one"
-    report, before = json.loads(bundle.report), added_before(stages.base)
+    report, before = json.loads(bundle.report), added_by(stages.base)
     for figures in report["domains"]:
-        if figures["domain"] in before:
-            figures["added"] = before[figures["domain"]]
-        if (found := prompts.get(figures["domain"])) is not None:
-            added = stages.work.stage(
-                f"added-{found.name}-{measured_on(latency)}", partial(_added, bundle, stages, found, latency)
-            )
-            figures["added"] = added
-            low, high = added["interval"]
-            stages.reporter.note(
-                f"{found.name}: auto with the bundle is {added['speedup']:.2f} ({low:.2f}–{high:.2f}) times as fast as "
-                f"auto without it, on {added['prompts']} prompts"
-            )
+        name = figures["domain"]
+        if name in before:
+            figures["added"] = before[name].model_dump(mode="json")
+        if (found := prompts.get(name)) is not None:
+            measure = partial(_added, bundle, stages, found, latency)
+            figures["added"] = stages.work.stage(f"added-{name}-{measured_on(latency)}", measure)
     return replace(bundle, report=json.dumps(report, indent=1))
-
-
-def added_before(base: Bundle | None) -> dict[str, Any]:
-    """The figures `added` in a base's report, by domain; empty without a report that can be read."""
-    if base is None:
-        return {}
-    try:
-        domains = _Report.model_validate_json(base.report or "").domains
-    except ValidationError:  # whoever made the base may have written anything
-        return {}
-    return {each.domain: each.added.model_dump() for each in domains if each.added is not None}
 
 
 def _added(bundle: Bundle, stages: Stages, prompts: DomainPrompts, latency: LatencyTable) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from ssd_artifacts.domain_config import LoadValidation
-from ssd_compiler.added import added_before
+from ssd_artifacts.reference_bundle import bundle_path
+from ssd_compiler.bundles.summary import summary_text
+from ssd_compiler.report.added import added_by
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.html import html_report
 from ssd_compiler.report.summary import domain_summary, load_text
@@ -129,12 +131,25 @@ def test_the_report_is_of_the_device_of_the_latest_compile() -> None:
         assert html_report(replace(both, report=report))
 
 
-def test_what_a_base_added_is_taken_over_if_it_is_figures() -> None:
-    added = {"prompts": 8, "speedup": 1.2, "interval": (1.1, 1.3)}
-    figures = {"domain": "one", "added": added | {"text": "x" * 100}, "verdict": "any"}
-    assert added_before(replace(bundle(), report=json.dumps({"domains": [figures, {"domain": "two"}]}))) == {
-        "one": added
-    }
+def test_what_a_bundle_adds_is_said_where_its_report_has_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    """The report of a foreign bundle may hold anything; only figures of domains that there are count."""
+    figures = {"one": (1.2, 1.1, 1.3), "two": (0.8, 0.7, 0.9), "\x1b[2J": (1.2, 1.1, 1.3)}
+    domains = [
+        {
+            "domain": name,
+            "verdict": "any",
+            "added": {"prompts": 8, "speedup": mid, "interval": (low, high), "text": "x"},
+        }
+        for name, (mid, low, high) in figures.items()
+    ]
+    told = replace(bundle(), report=json.dumps({"domains": [*domains, {"domain": "three"}]}))
+    one = "one: auto is 1.20 (1.10–1.30) times as fast with the bundle as without it, on 8 prompts"
+    two = "two: auto is 0.80 (0.70–0.90) times as fast with the bundle as without it, on 8 prompts; decode without it"
+    show(told, Path("out"))
+    for text in (capsys.readouterr().out, html_report(told), summary_text(told, bundle_path(Path("demo")))):
+        assert one in text
+        assert two in text
+        assert "\x1b" not in text
     wrong = json.dumps({"domains": [{"domain": "one", "added": "x"}]})
     for report in (None, "[]", "[" * 100_000, wrong):
-        assert added_before(replace(bundle(), report=report)) == {}
+        assert added_by(replace(bundle(), report=report)) == {}

@@ -19,6 +19,8 @@ from tests.folders import save_tiny_model
 BAD_RUNS = {
     "no prompt": (["--artifact", "bundle"], "prompt"),
     "two prompts": (["--artifact", "bundle", "hi", "--prompts", "rivers.jsonl"], "prompt"),
+    "turns of one prompt": (["--artifact", "bundle", "hi", "--all-turns"], "--all-turns: needs prompts"),
+    "no grammar": (["--artifact", "bundle", "hi", "--grammar", "nope"], "--grammar: nope cannot be read"),
     "empty prompt": (["--artifact", "bundle", "  "], "empty"),
     "empty prompt to compare": (["--artifact", "bundle", "--compare", ""], "prompt: must not be empty"),
     "empty stop": (["--artifact", "bundle", "hi", "--stop", ""], "--stop: must not be empty"),

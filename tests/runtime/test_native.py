@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
+from ssd_profiles.errors import UserError
 from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.native import GROUP
 from ssd_runtime.weights.native import library as native
@@ -114,3 +115,9 @@ def test_a_missing_compiler_is_told_only_where_one_would_help(
     note = native.missing_note()
     assert (note is not None) == told
     assert note is None or "gcc" in note
+
+
+def test_an_unknown_setting_of_the_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSD_NATIVE", "sse")
+    with pytest.raises(UserError, match="SSD_NATIVE: expected 0 or avx2, got 'sse'"):
+        native.wanted()

@@ -40,7 +40,9 @@ CLOSING = closing(
     codes="Exit codes: 0 success; 1 `diff` found a difference; 2 bad input; 130 interrupted.",
 )
 app = command_app(no_args_is_help=True)
-BundleArgument = Annotated[str, typer.Argument(help="A folder, an archive, hf://…, oci://… or `demo`.")]
+WHAT = "A folder, an archive, hf://…, oci://… or `demo`."
+BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help=WHAT)]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Where the bundle goes.")]
 StripOption = Annotated[
     bool,
     typer.Option("--strip", help="Leave out token pairs, vectors for later domains, the compile's options and paths."),
@@ -78,7 +80,8 @@ def verify(
     bundle: BundleArgument,
     require_signature: SignatureOption = None,
     model: Annotated[
-        str | None, typer.Option(help="Compare all of this model's weights with the bundle's, not samples alone.")
+        str | None,
+        typer.Option("--model", "-m", help="Compare all of this model's weights with the bundle's, not samples alone."),
     ] = None,
 ) -> None:
     """Check every file of a bundle, its signature by --require-signature, and its model by --model."""
@@ -91,7 +94,10 @@ def verify(
 
 
 @app.command()
-def diff(first: BundleArgument, second: BundleArgument) -> None:
+def diff(
+    first: Annotated[str, typer.Argument(metavar="ONE", help=WHAT)],
+    second: Annotated[str, typer.Argument(metavar="OTHER", help=WHAT)],
+) -> None:
     """Print what differs between two bundles; exit code 1 if anything does."""
     found = differences(open_bundle(first).bundle, open_bundle(second).bundle)
     for line in found:
@@ -103,7 +109,9 @@ def diff(first: BundleArgument, second: BundleArgument) -> None:
 @app.command("pack")
 def pack_(
     bundle: BundleArgument,
-    out: Annotated[Path | None, typer.Option(help=f"The archive; NAME{ARCHIVE_SUFFIX} by default.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help=f"The archive; NAME{ARCHIVE_SUFFIX} by default.")
+    ] = None,
     strip: StripOption = False,
     key: KeyOption = None,
 ) -> None:
@@ -122,8 +130,8 @@ def pack_(
 
 @app.command()
 def unpack(
-    archive: Annotated[Path, typer.Argument(help="A file that `ssd-bundle pack` wrote.")],
-    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
+    archive: Annotated[Path, typer.Argument(metavar="ARCHIVE", help="A file that `ssd-bundle pack` wrote.")],
+    out: OutOption = Path("bundle"),
 ) -> None:
     """Check an archive and write its bundle as a folder, with a report made here."""
     _receive(Reference(str(archive), "archive", str(archive)), out)
@@ -131,8 +139,8 @@ def unpack(
 
 @app.command()
 def pull(
-    place: Annotated[str, typer.Argument(help="hf://org/name@revision or oci://host/name:tag.")],
-    out: Annotated[Path, typer.Option(help="Where the bundle goes.")] = Path("bundle"),
+    place: Annotated[str, typer.Argument(metavar="PLACE", help="hf://org/name@revision or oci://host/name:tag.")],
+    out: OutOption = Path("bundle"),
 ) -> None:
     """Fetch a bundle into a folder and check it, with a report made here."""
     _receive(_remote(place), out)
@@ -141,7 +149,7 @@ def pull(
 @app.command()
 def push(
     bundle: BundleArgument,
-    place: Annotated[str, typer.Argument(help="hf://org/name or oci://host/name:tag.")],
+    place: Annotated[str, typer.Argument(metavar="PLACE", help="hf://org/name or oci://host/name:tag.")],
     strip: StripOption = False,
     key: KeyOption = None,
     private: Annotated[bool, typer.Option("--private", help="Make a private repository of the Hub.")] = False,
@@ -187,9 +195,12 @@ def sign_(
 def adopt_(
     bundle: BundleArgument,
     model: Annotated[
-        str, typer.Option(help="The model to adopt the bundle for: other files of its model, or a fine-tune.")
+        str,
+        typer.Option(
+            "--model", "-m", help="The model to adopt the bundle for: other files of its model, or a fine-tune."
+        ),
     ],
-    out: Annotated[Path, typer.Option(help="Where the new bundle goes.")],
+    out: OutOption,
     prompts: Annotated[
         Path | None, typer.Option(help="Prompts to measure on; the domains' starter prompts by default.")
     ] = None,

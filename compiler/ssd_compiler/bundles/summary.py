@@ -13,6 +13,7 @@ from ssd_artifacts.sharing.archive import travelling_files
 from ssd_artifacts.sharing.privacy import private_parts
 from ssd_artifacts.sharing.receiving import Origin
 from ssd_artifacts.texts import read_yaml, validated
+from ssd_compiler.report.added import added_by
 from ssd_compiler.report.summary import domain_summary, load_text, speedup_text
 from ssd_profiles.latency import DeviceKey
 from ssd_profiles.mask import SubLayerPlan
@@ -43,6 +44,8 @@ def summary_text(bundle: Bundle, folder: Path) -> str:
         lines.append(f"exits     after layers {', '.join(map(str, bundle.exits.layers))}")
     for config in bundle.domains.values():
         lines += ["", *_domain(config, model.num_layers)]
+    if added := added_by(bundle):
+        lines += ["", *(f"{name}: {figures.text}" for name, figures in added.items())]
     lines += ["", "What it tells about the prompts and the machine that it was made with:"]
     lines += [f"  {part}" for part in private_parts(bundle)]
     return "\n".join(lines)

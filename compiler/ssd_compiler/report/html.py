@@ -13,6 +13,7 @@ from typing import Any
 from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.domain_config import DomainConfig
 from ssd_compiler.report import pictures
+from ssd_compiler.report.added import added_by
 from ssd_compiler.report.advice import advice
 from ssd_compiler.report.charts import COLOURS, legend
 from ssd_compiler.report.summary import domain_summary, load_text, skips_layers, speedup_text
@@ -73,6 +74,7 @@ def html_report(bundle: Bundle) -> str:
             for name, config in domains.items()
             if (told := load_text(config))
         ),
+        *(f"<p>{escape(name)}: {escape(added.text)}</p>" for name, added in added_by(bundle).items()),
         "<h2>Masks by domain</h2><p>A column for each layer, the first on the left: "
         "the mixer (attention in most models) above, the MLP below. "
         "Strong colours are skipped, pale ones run on light copies of their weights.</p>",

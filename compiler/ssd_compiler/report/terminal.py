@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ssd_artifacts.bundle import Bundle
+from ssd_compiler.report.added import added_by
 from ssd_compiler.report.summary import domain_summary, load_text, self_sd_text, skips_layers
 
 COLUMNS = ("domain", "skipped", "α", "predicted", "measured (95%)", "verdict")
@@ -34,6 +35,8 @@ def show(bundle: Bundle, out: Path) -> None:
             console.print(f"{config.name} with several at once: {told}", soft_wrap=True)
         if told := self_sd_text(config):
             console.print(f"{config.name}: {told}", soft_wrap=True)
+    for name, added in added_by(bundle).items():
+        console.print(f"{name}: {added.text}", soft_wrap=True)
     paying = [summary for summary in summaries if summary["verdict"] == "speculate"]
     if paying and not any(map(skips_layers, paying)):
         console.print(

@@ -155,6 +155,12 @@ class _Answers:
     samples: list[Outcome] = field(default_factory=list)
     """Answers to sample prompts, whose table is printed at the end."""
 
+    def begin(self, prompt: Prompt) -> None:
+        """Name the prompt of the answer that comes next, where a person reads several."""
+        read = sys.stdout.isatty() and not (self.output.as_json or self.output.quiet or self.prompts.samples)
+        if read and len(self.prompts.prompts) > 1:
+            print(f"[{printable(prompt.id)}]", file=sys.stderr)
+
     def add(self, outcome: Outcome) -> None:
         """Report an answered turn."""
         self.summary.add(outcome)
@@ -236,6 +242,7 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
         if concurrency > 1:
             together = Together(runner, concurrency)
             for number, one in enumerate(together.run(given.prompts)):
+                answers.begin(one.prompt)
                 for outcome in one.outcomes:
                     if not output.as_json and not given.samples:
                         write(outcome.text)
@@ -255,6 +262,7 @@ def _decode(runner: Runner, answers: _Answers, concurrency: int, engine: Engine)
                 if llama is not None:
                     llama.before(number, len(given.prompts))
                 outcomes: list[Outcome] = []
+                answers.begin(prompt)
                 try:
                     for outcome in runner.run(prompt):
                         answers.add(outcome)

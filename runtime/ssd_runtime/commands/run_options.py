@@ -67,6 +67,8 @@ class PromptOptions:
             prompts = sample_prompts() if compare else []
         if self.concurrency > 1 and len(prompts) < 2 and self.prompts is None:
             raise UserError("--concurrency: needs several prompts; give them with --prompts FILE.jsonl")
+        if self.all_turns and self.prompts is None:
+            raise UserError("--all-turns: needs prompts with `turns`; give them with --prompts FILE.jsonl")
         return Prompts(
             prompts, from_file=self.prompts is not None, samples=compare and prompt is None and self.prompts is None
         )
@@ -171,10 +173,10 @@ class StructureOptions:
         if len(given) > 1:
             raise UserError("--json-schema, --regex, --grammar: give one of them")
         if self.regex is not None:
-            return Structure("regex", self.regex)
+            return Structure.regex(self.regex)
         if self.json_schema is not None:
-            return Structure.json_schema(_text_of(self.json_schema))
-        return None if self.grammar is None else Structure("grammar", _text_of(self.grammar))
+            return Structure.json_schema(_text_of("--json-schema", self.json_schema))
+        return None if self.grammar is None else Structure.grammar(_text_of("--grammar", self.grammar))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,11 +212,13 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     return [Prompt("1", turns=(prompt,))]
 
 
-def _text_of(path: Path) -> str:
+def _text_of(option: str, path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8; convert it to UTF-8") from None
+        raise UserError(f"{option}: {path} is not UTF-8; convert it to UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{option}: {path} cannot be read ({error.strerror}); check the path") from None
 
 
 def _standard_input() -> str:

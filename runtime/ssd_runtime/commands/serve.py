@@ -24,6 +24,7 @@ from ssd_runtime.commands.options import (
 from ssd_runtime.commands.serve_options import LimitOptions, ReplicaOptions, ServerOptions
 from ssd_runtime.loading.source import read_source
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, read_keys
+from ssd_runtime.serving.http.listening import listen, url_of
 from ssd_runtime.serving.http.settings import ServiceOptions
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
 from ssd_runtime.serving.ray_app.scale import Scale
@@ -70,9 +71,6 @@ def serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
 
-    from ssd_runtime.serving.http.server import listen, url_of
-    from ssd_runtime.serving.http.server import serve as serve_requests
-
     listener = listen(server.host, server.port)
     recorder = record.recorder()
     log.info("loading %s; requests are taken on %s once it is loaded", source.model, url_of(listener))
@@ -111,6 +109,7 @@ def serve(
     with uncollected():
         # These imports take seconds and come last, so that bad input is answered at once.
         from ssd_runtime.serving.http.opening import open_service, watch_bundle
+        from ssd_runtime.serving.http.server import serve as serve_requests
 
         service = open_service(options, source, log.info, recorder)
     try:

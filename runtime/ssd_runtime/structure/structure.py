@@ -54,6 +54,16 @@ class Structure:
         return cls.json_schema({"type": "object"})
 
     @classmethod
+    def regex(cls, pattern: str) -> Structure:
+        """Text that a regular expression matches as a whole."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def grammar(cls, text: str) -> Structure:
+        """Text that a grammar derives, in Lark's or llama.cpp's notation."""
+        return cls("grammar", text)
+
+    @classmethod
     def choice(cls, texts: Sequence[str]) -> Structure:
         """One of some texts. Raises StructureError for none, or an empty one."""
         if not texts or "" in texts:

@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from ssd_compiler.bundles.cli import app as bundle_app
 from ssd_compiler.progress import Reporter
 from ssd_profiles.errors import UserError, require_packages
+from ssd_profiles.prompts import Prompt
 from ssd_runtime.commands.command import (
     BAD_INPUT,
     CLOSED_OUTPUT,
@@ -28,7 +29,9 @@ from ssd_runtime.commands.command import (
     uncollected,
 )
 from ssd_runtime.commands.report import explain, report
-from ssd_runtime.commands.run import _note
+from ssd_runtime.commands.run import _Answers, _note
+from ssd_runtime.commands.run_options import OutputOptions, Prompts
+from ssd_runtime.engine.output.result import Summary, Tally
 from ssd_runtime.weights.dtype_names import read_dtype
 
 COMMANDS = {
@@ -211,3 +214,19 @@ def test_unknown_dtypes_and_missing_packages_are_said() -> None:
     require_packages("ssd-some", "some", "json")
     with pytest.raises(UserError, match=r"ssd-some: nothing_such cannot be imported; .*\[some\]"):
         require_packages("ssd-some", "some", "json", "nothing_such")
+
+
+@pytest.mark.parametrize(("terminal", "count", "named"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+def test_each_of_several_answers_is_named_where_a_person_reads_them(
+    terminal: bool, count: int, named: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [Prompt(str(number), turns=("hi",)) for number in range(count)]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    given = Prompts(prompts, from_file=True, samples=False)
+    _Answers(output=OutputOptions(), prompts=given, recorder=None, summary=Summary()).begin(prompts[0])
+    assert capsys.readouterr().err == ("[0]\n" if named else "")
+
+
+def test_the_closing_line_counts_prompts_that_failed() -> None:
+    assert Summary(failed=2, total=Tally(prompts=3, tokens=9)).closing_line.endswith("2 prompts failed")
+    assert "failed" not in Summary(total=Tally(prompts=3, tokens=9)).closing_line

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ssd_profiles.errors import UserError
-from ssd_runtime.serving.http.server import listen
+from ssd_runtime.serving.http.listening import listen
 from tests.folders import save_tiny_model
 from tests.ports import unused_port
 from tests.served import log_of, post, server

@@ -193,9 +193,9 @@ class Summary:
     @property
     def closing_line(self) -> str:
         """`Tally.closing_line` of all prompts; for concurrent ones with all new tokens ÷ wall seconds."""
-        line = self.total.closing_line
-        together = f", {self.total.tokens / self.seconds:.1f} tokens/s together" if self.seconds else ""
-        return line + together
+        together = f", {self.total.tokens / self.seconds:.1f} tokens/s together with prefills" if self.seconds else ""
+        failed = f", {self.failed} prompt{'s' * (self.failed > 1)} failed" if self.failed else ""
+        return self.total.closing_line + together + failed
 
     @property
     def comparison(self) -> str:

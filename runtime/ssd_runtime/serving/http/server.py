@@ -16,9 +16,9 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
-from ssd_profiles.errors import UserError
 from ssd_runtime.engine.interrupts import handling
 from ssd_runtime.serving.http.app import Service, make_app
+from ssd_runtime.serving.http.listening import url_of
 from ssd_runtime.serving.http.reload import BundleWatch
 from ssd_runtime.serving.http.transport.connections import BoundedProtocol, without_broken_sends
 
@@ -30,34 +30,6 @@ SPARE_SECONDS = 2
 """Seconds, after the grace, in which the last errors are sent; connections still open then are broken."""
 LAST_SECONDS = 1
 """Seconds after those in which everything else ends, such as a thread that reads a request; or the process is ended."""
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Bind a socket; port 0 asks the system for a free one. Raises UserError if the address cannot be had.
-
-    Connections are refused until the server starts, so that nobody takes it for ready before.
-    """
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            # Linux lets two servers that reuse addresses bind the same one until one of them listens.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        except OSError:
-            listener.close()
-            raise
-        return listener
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
-        raise UserError(f"--host, --port: {host}:{port} cannot be listened on ({reason}); give others") from None
-
-
-def url_of(listener: socket.socket) -> str:
-    """The address of a bound socket."""
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def serve(

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ssd_artifacts.files import cache_folder
+from ssd_profiles.errors import UserError
 from ssd_runtime.devices.device import processor_flags
 from ssd_runtime.weights.native.forms import COMPILERS, FOLDER, FORMS, compile_library, form_name
 from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder
@@ -146,8 +147,12 @@ def library() -> Library | None:
 
 
 def _best_form() -> str | None:
-    """The fastest form that this processor can run and `SSD_NATIVE` allows; None if there is none."""
-    asked = os.environ.get("SSD_NATIVE")
+    """The fastest form that this processor can run and `SSD_NATIVE` allows; None if there is none.
+
+    Raises UserError for another value of that.
+    """
+    if (asked := os.environ.get("SSD_NATIVE", "")) not in ("", "0", "1", "avx2"):
+        raise UserError(f"SSD_NATIVE: expected 0 or avx2, got {asked!r}; unset it for what the processor has")
     forms = () if asked == "0" else ("avx2",) if asked == "avx2" else FORMS
     flags = processor_flags()
     return next((form for form in forms if flags >= FORMS[form].needed), None)
