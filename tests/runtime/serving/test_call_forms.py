@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from time import process_time
 from typing import Any
@@ -81,6 +82,15 @@ def form_and_control(name: str) -> tuple[CallForm | None, dict[str, int]]:
     return form, control
 
 
+@pytest.fixture
+def form(request: pytest.FixtureRequest) -> CallForm | None:
+    """The form of a model's calls."""
+    return form_and_control(getattr(request, "param", "Qwen3-Coder"))[0]
+
+
+of_models = partial(pytest.mark.parametrize, "form", indirect=True)
+
+
 def read(form: CallForm, text: str, cuts: Sequence[int], tools: Any = TOOLS) -> tuple[str, list[tuple[str, Any]]]:
     reader = reader_of(form, tools)
     places = [0, *cuts, len(text)]
@@ -92,7 +102,6 @@ def read(form: CallForm, text: str, cuts: Sequence[int], tools: Any = TOOLS) -> 
 
 def written(form: CallForm, elements: Sequence[tuple[str, str]]) -> str:
     """A call of `f` with an element for each key and value."""
-    assert isinstance(form.call, ElementCall)
     before, between, after = form.call.before_key, form.call.after_key, form.call.after_value
     texts = "".join(before + key + between + value + after for key, value in elements)
     return form.opening + "f" + form.call.after_name + texts + form.closing
@@ -146,10 +155,9 @@ def random_answer(structure: Structure, seed: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_forced_answer_is_read_as_the_calls_that_its_grammar_means(name: str) -> None:
+@of_models(FORMS)
+def test_a_forced_answer_is_read_as_the_calls_that_its_grammar_means(form: CallForm) -> None:
     """Answers that a grammar is walked through at random hold to the tools' schemas, however they are cut."""
-    form, _ = form_and_control(name)
     texts = [random_answer(form.structure(SEVERAL, parallel=True), seed) for seed in range(6)]
     assert any(texts)
     for text in filter(None, texts):
@@ -160,20 +168,9 @@ def test_a_forced_answer_is_read_as_the_calls_that_its_grammar_means(name: str) 
             jsonschema.validate(arguments, {"type": "object", **dict(SEVERAL)[tool]})
 
 
-def test_an_element_of_a_string_is_text_whatever_it_spells() -> None:
-    form, _ = form_and_control("Qwen3-Coder")
-    assert form is not None
-    text = written(form, [("text", "[42]"), ("number", "42"), ("other", "{x")])
-    schema = {"properties": {"text": {"type": "string"}, "number": {"type": "integer"}}}
-    assert read(form, text, [], [("f", schema)]) == ("", [("f", {"text": "[42]", "number": 42, "other": "{x"})])
-
-
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6", "MiniMax-M2", "tencent-Hy3"])
 def test_calls_without_arguments_are_read_beside_others(name: str) -> None:
     form, control = form_and_control(name)
-    assert form is not None
-    assert isinstance(form.call, ElementCall)
-    assert form.between is not None
     call = form.call.after_name
     text = form.opening + "f" + call + form.between + "g" + call + form.closing
     shown, seen = form.visible(control), CONTROL.sub("", text)
@@ -181,15 +178,12 @@ def test_calls_without_arguments_are_read_beside_others(name: str) -> None:
         assert read(shown, seen, cuts, [("f", None), ("g", None)]) == ("", [("f", {}), ("g", {})])
 
 
-@pytest.mark.parametrize("name", ["Qwen3-Coder", "MiniMax-M2"])
+@of_models(["Qwen3-Coder", "MiniMax-M2"])
 @pytest.mark.parametrize("elements", [[], [("x", "1")]])
-def test_a_closing_may_lack_words(name: str, elements: list[tuple[str, str]]) -> None:
+def test_a_closing_may_lack_words(form: CallForm, elements: list[tuple[str, str]]) -> None:
     """Its last word ends a call without those before it, and the end of the answer one without those after them."""
-    form, _ = form_and_control(name)
-    assert form is not None
-    whole, last = written(form, elements), form.closing.split()[-1]
-    first = form.closing.split()[-2]
-    for rest in (last, first):
+    whole = written(form, elements)
+    for rest in form.closing.split()[-2:]:
         text = whole.removesuffix(form.closing) + f">\n{rest}"
         for cuts in ([], range(1, len(text))):
             words, calls = read(form, f"{text}\nIt rains.", cuts, [("f", None)])
@@ -199,58 +193,39 @@ def test_a_closing_may_lack_words(name: str, elements: list[tuple[str, str]]) ->
     assert joined([*reader.feed(cut), *reader.close()])[1][0].arguments == '{"x": 1'
 
 
+NULLABLE, EITHER = {"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}
+UNTYPED = (None, {"properties": ["x"]}, {"properties": {"y": {"type": "integer"}}, "required": 5})
+
+
+@of_models(["Qwen3-Coder", "GLM-4.6"])
 @pytest.mark.parametrize(
     ("schema", "text", "value"),
     [
-        *(({"type": ["string", "null"]}, text, value) for text, value in (("12345", "12345"), ("true", "true"))),
-        *(
-            ({"anyOf": [{"type": "string"}, {"type": "null"}]}, text, value)
-            for text, value in (("1", "1"), ("null", None))
-        ),
+        *((None, text, text) for text in ("NaN", "Infinity", "-Infinity", "[1, NaN]", "{x")),
+        *((None, "1e999", float("inf")), ({"type": "string"}, "[42]", "[42]"), ({"type": "integer"}, "42", 42)),
+        *((NULLABLE, "12345", "12345"), (NULLABLE, "true", "true"), (EITHER, "1", "1"), (EITHER, "null", None)),
         *(({"type": ["string", "number"]}, text, value) for text, value in (("12", 12), ("x", "x"), ('"12"', "12"))),
-        *(({"oneOf": [{"type": "integer"}]}, "12", 12), ({"anyOf": 5}, "12", 12)),
+        *((wrong, "42", 42) for wrong in ({"oneOf": [{"type": "integer"}]}, {"anyOf": 5}, True, [])),
+        *((wrong, "42", 42) for wrong in ({"enum": 5}, {"const": 5}, {"enum": [1, "a"]})),
     ],
 )
-def test_an_element_that_may_be_a_string_has_a_type_that_its_schema_names(schema: Any, text: str, value: Any) -> None:
-    form, _ = form_and_control("Qwen3-Coder")
-    assert form is not None
-    found = read(form, written(form, [("zip", text)]), [], [("f", {"properties": {"zip": schema}})])
-    assert found == ("", [("f", {"zip": value})])
+def test_an_element_has_a_type_that_its_schema_names_or_that_it_spells(
+    form: CallForm, schema: Any, text: str, value: Any
+) -> None:
+    """Numbers that JSON has not are text. Schemas may be no objects, which JSON Schema has, or none at all."""
+    for parameters in UNTYPED if schema is None else ({"properties": {"x": schema}},):
+        assert read(form, written(form, [("x", text)]), [], [("f", parameters)]) == ("", [("f", {"x": value})])
+        form.structure([("f", parameters)], parallel=True)
 
 
-@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
-def test_numbers_that_json_has_not_are_text(name: str) -> None:
-    form, _ = form_and_control(name)
-    assert form is not None
-    for value in ("NaN", "Infinity", "-Infinity", "[1, NaN]"):
-        assert read(form, written(form, [("x", value)]), [], [("f", None)]) == ("", [("f", {"x": value})])
-    assert read(form, written(form, [("x", "1e999")]), [], [("f", None)]) == ("", [("f", {"x": float("inf")})])
-
-
-@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
-def test_a_long_value_costs_no_more_than_other_text(name: str) -> None:
+@of_models(["Qwen3-Coder", "GLM-4.6"])
+def test_a_long_value_costs_no_more_than_other_text(form: CallForm) -> None:
     """A second of the processor is many times what it takes; a cost that grew with its square would exceed it."""
-    form, _ = form_and_control(name)
-    assert form is not None
     value = "if a < b: c\n" * 4_000 + "."
     text, begun = written(form, [("x", value), ("y", "5")]), process_time()
     found = read(form, text, range(0, len(text), 4), [("f", None)])
     assert process_time() - begun < 1
     assert found == ("", [("f", {"x": value, "y": 5})])
-
-
-@pytest.mark.parametrize("name", ["Qwen3-Coder", "GLM-4.6"])
-def test_any_schema_is_followed_or_refused(name: str) -> None:
-    """Also those that are no objects, which JSON Schema has, and those that are none at all."""
-    form, _ = form_and_control(name)
-    assert form is not None
-    text = written(form, [("x", "42")])
-    for schema in ({"properties": {"x": True}, "required": 5}, {"properties": ["x"]}, {"properties": {"x": []}}):
-        assert read(form, text, [], [("f", schema)]) == ("", [("f", {"x": 42})])
-        form.structure([("f", schema)], parallel=True)
-    for wrong in ({"enum": 5}, {"const": 5}, {"enum": [1, "a"]}):
-        assert read(form, text, [], [("f", {"properties": {"x": wrong}})]) == ("", [("f", {"x": 42})])
-        form.structure([("f", {"properties": {"x": wrong}})], parallel=True)
 
 
 def test_texts_name_the_form_of_templates_that_write_no_call() -> None:
@@ -290,27 +265,21 @@ WORD_IN_A_VALUE = {"properties": {"x": {"enum": ["a</parameter>b"]}, "y": {"cons
         ),
     ],
 )
-def test_promises_that_a_form_cannot_keep_are_refused(parameters: Any, told: str) -> None:
-    form, _ = form_and_control("Qwen3-Coder")
-    assert form is not None
+def test_promises_that_a_form_cannot_keep_are_refused(form: CallForm, parameters: Any, told: str) -> None:
     with pytest.raises(StructureError, match=told):
         form.structure([("f", parameters)], parallel=False)
 
 
-def test_a_schema_that_nothing_matches_is_refused_without_our_grammar() -> None:
-    for name in ("Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"):
-        form, _ = form_and_control(name)
-        assert form is not None
-        schema = {"properties": {"x": {"enum": []}}, "required": ["x"]}
-        with pytest.raises(StructureError, match="cannot be used") as refused:
-            structured_model().grammars.compiled(form.structure([("f", schema)], parallel=False))
-        assert "call0" not in str(refused.value)
+@of_models(["Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"])
+def test_a_schema_that_nothing_matches_is_refused_without_our_grammar(form: CallForm) -> None:
+    schema = {"properties": {"x": {"enum": []}}, "required": ["x"]}
+    with pytest.raises(StructureError, match="cannot be used") as refused:
+        structured_model().grammars.compiled(form.structure([("f", schema)], parallel=False))
+    assert "call0" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"])
-def test_a_length_may_be_written_as_json_schema_allows(name: str) -> None:
-    form, _ = form_and_control(name)
-    assert form is not None
+@of_models(["Qwen3-Coder", "Qwen-Qwen2.5-7B-Instruct"])
+def test_a_length_may_be_written_as_json_schema_allows(form: CallForm) -> None:
     schema = {"properties": {"x": {"type": "string", "minLength": 1.0, "maxLength": 2.0}}, "required": ["x"]}
     tools = [("f", {**schema, "additionalProperties": False})]
     words, [(tool, arguments)] = read(form, random_answer(form.structure(tools, False), 1) or "", [], tools)
@@ -318,16 +287,13 @@ def test_a_length_may_be_written_as_json_schema_allows(name: str) -> None:
     assert 1 <= len(arguments["x"]) <= 2
 
 
-def test_a_value_that_has_the_text_after_values_is_read_or_refused() -> None:
-    form, _ = form_and_control("Qwen3-Coder")
-    assert form is not None
+def test_a_value_that_has_the_text_after_values_is_read_or_refused(form: CallForm) -> None:
     assert form.structure([("f", WORD_IN_A_VALUE)], parallel=False)
     text = written(form, [("x", "a</parameter>b"), ("y", '{"a": "</parameter>"}')])
     for cuts in ([], range(1, len(text))):
         found = read(form, text, cuts, [("f", WORD_IN_A_VALUE)])
         assert found == ("", [("f", {"x": "a</parameter>b", "y": {"a": "</parameter>"}})])
     without, _ = form_and_control("MiniMax-M2")
-    assert without is not None
     for key, schema in WORD_IN_A_VALUE["properties"].items():
         with pytest.raises(StructureError, match=f"'{key}' has a value with the text after values"):
             without.structure([("f", {"properties": {key: schema}})], parallel=False)
@@ -335,9 +301,7 @@ def test_a_value_that_has_the_text_after_values_is_read_or_refused() -> None:
 
 @pytest.mark.parametrize("begin", ["", "\n"])
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_values_may_lack_the_line_feeds_around_them(begin: str, end: str) -> None:
-    form, _ = form_and_control("Qwen3-Coder")
-    assert form is not None
+def test_values_may_lack_the_line_feeds_around_them(form: CallForm, begin: str, end: str) -> None:
     for value in ("", "a b"):
         text = written(form, [("x", "@"), ("y", "@")]).replace("\n@\n", begin + value + end)
         assert read(form, text, range(1, len(text)), [("f", None)]) == ("", [("f", {"x": value, "y": value})])
@@ -345,6 +309,4 @@ def test_values_may_lack_the_line_feeds_around_them(begin: str, end: str) -> Non
 
 def test_a_form_has_nothing_of_the_probe_and_is_parallel_only_if_it_is_read_so() -> None:
     assert form_and_control("muse-glimmer")[0] is None
-    form, _ = form_and_control("MiniMax-M1")
-    assert form is not None
-    assert form.between is None
+    assert form_and_control("MiniMax-M1")[0].between is None

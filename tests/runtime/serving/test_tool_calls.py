@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from itertools import pairwise, permutations
 from time import process_time
 
@@ -18,52 +19,53 @@ from ssd_runtime.serving.http.openai.reasoning import ReasoningReader
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 CALL = f'{OPEN}\n{{"name": "weather", "arguments": {{"city": "Würzburg <b>"}}}}\n{CLOSE}'
-TEXTS = st.lists(
-    st.sampled_from([CALL, OPEN, CLOSE, "Let me look. ", "<", "<tool", " ", f"{OPEN}not JSON{CLOSE}", "ü"]), max_size=6
-).map("".join)
-
-
 BARE_CALL = '{"name": "weather", "parameters": {"city": "Ulm"}}'
-BARE_TEXTS = st.lists(st.sampled_from([BARE_CALL, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "]), max_size=5).map(
-    "".join
-)
+PIECES = {
+    "tagged": ([CALL, OPEN, CLOSE, "Let me look. ", "<", "<tool", " ", f"{OPEN}not JSON{CLOSE}", "ü"], ()),
+    "without tags": ([BARE_CALL, CALL, "[", "]", ", ", " ", "{", "}", "It rains. "], ("weather",)),
+    "marks alone": ([*MARKS, *MARKS.values(), "def f(): ", "{", "5", "x"], ()),
+    "parts of tags": ([*"<tol_caen>{}/ "], ()),
+}
+"""Pieces of answers, and the tools that calls without tags may name."""
+
+
+def pieces(text: str, cuts: Iterable[int]) -> list[str]:
+    """A text that is cut at these places."""
+    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    return [text[begin:end] for begin, end in pairwise(places)]
 
 
 def parts_of(
-    text: str, cuts: list[int], most: int | None = None, bare: tuple[str, ...] = ()
+    text: str, cuts: Iterable[int], most: int | None = None, bare: tuple[str, ...] = ()
 ) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls that come out when the text arrives in pieces."""
     reader = JsonReader(BARE if bare else TAGGED, bare, most)
-    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-    parts = [part for begin, end in pairwise(places) for part in reader.feed(text[begin:end])]
-    parts += reader.close()
-    words, calls = joined(parts)
+    words, calls = joined([*(part for piece in pieces(text, cuts) for part in reader.feed(piece)), *reader.close()])
     return words, [(call.name, call.arguments) for call in calls]
 
 
-@given(text=TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_pieces_make_no_difference(text: str, cuts: list[int]) -> None:
-    words, calls = parts_of(text, cuts)
-    whole_words, whole_calls = parts_of(text, [])
-    assert calls == whole_calls
-    assert words.split() == whole_words.split()
-
-
-@given(text=BARE_TEXTS, cuts=st.lists(st.integers(0, 200), max_size=8))
-def test_pieces_make_no_difference_to_calls_without_tags(text: str, cuts: list[int]) -> None:
-    words, calls = parts_of(text, cuts, bare=("weather",))
-    whole_words, whole_calls = parts_of(text, [], bare=("weather",))
-    assert calls == whole_calls
-    assert words.split() == whole_words.split()
-    if not calls:
-        assert words == text
+@pytest.mark.parametrize("kind", PIECES)
+@given(data=st.data())
+def test_pieces_make_no_difference_and_text_without_calls_is_unchanged(kind: str, data: st.DataObject) -> None:
+    some, bare = PIECES[kind]
+    text = "".join(data.draw(st.lists(st.sampled_from(some), max_size=40 if kind == "parts of tags" else 6)))
+    whole_words, whole_calls = parts_of(text, [], bare=bare)
+    assert {name for name, _ in whole_calls} <= {"weather"}
+    for cuts in (data.draw(st.lists(st.integers(0, 200), max_size=8)), range(1, len(text))):
+        words, calls = parts_of(text, cuts, bare=bare)
+        assert calls == whole_calls
+        assert words.split() == whole_words.split()
+        if not calls:
+            assert words == whole_words == text
 
 
 def test_blanks_between_words_are_kept_after_a_call_too() -> None:
     text = f"{CALL}\nIt rains in  Ulm.\n\n{CALL}\n"
-    words, calls = parts_of(text, list(range(len(text))))
+    words, calls = parts_of(text, range(len(text)))
     assert len(calls) == 2
     assert words == "\nIt rains in  Ulm."
+    words, [(name, arguments)] = parts_of(f"Let me look. {CALL} Done.", [5])
+    assert (words, name, json.loads(arguments)) == ("Let me look.  Done.", "weather", {"city": "Würzburg <b>"})
 
 
 def test_an_answer_that_is_a_call_without_tags_is_one_only_where_that_is_the_models_form() -> None:
@@ -75,18 +77,6 @@ def test_an_answer_that_is_a_call_without_tags_is_one_only_where_that_is_the_mod
     for text in (BARE_CALL, "{}", "[]", "[5]", f"It is {BARE_CALL}", '{"name": "weather"}, {'):
         assert parts_of(text, [2], bare=("time",) if text == BARE_CALL else ("weather",)) == (text, [])
     assert parts_of(f"{OPEN}[{BARE_CALL}, {BARE_CALL}]{CLOSE}", []) == ("", [call, call])
-
-
-@given(before=st.sampled_from(["", "Let me look. "]), after=st.sampled_from(["", " Done."]))
-def test_a_call_is_taken_out_of_the_text(before: str, after: str) -> None:
-    words, [(name, arguments)] = parts_of(before + CALL + after, [5])
-    assert words == before + after
-    assert (name, json.loads(arguments)) == ("weather", {"city": "Würzburg <b>"})
-
-
-@given(text=st.text(alphabet="<tol_caen>{}/ ", max_size=40))
-def test_text_without_calls_is_unchanged(text: str) -> None:
-    assert parts_of(text, [3, 7]) == (text, [])
 
 
 def test_a_call_may_end_with_the_answer() -> None:
@@ -120,19 +110,25 @@ FORMS = {
 def test_the_forms_of_models_are_read_whole_and_letter_by_letter(form: str) -> None:
     text, bare = FORMS[form]
     calls = [("weather", '{"city": "Ulm"}')] * (1 + ("twice" in form))
-    for cuts in ([], list(range(len(text)))):
+    for cuts in ([], range(len(text))):
         words, found = parts_of(text, cuts, bare=bare)
         assert (words.strip(), found) == ("", calls)
 
 
+BLOCKS = ('{"name": "my-app", "version": "1"}', '{"name": "my-app", "arguments": {}}', '[{"name": "a"}, {"name": "b"}]')
+
+
 @pytest.mark.parametrize(
-    "block",
-    ['{"name": "my-app", "version": "1.0.0"}', '{"name": "my-app", "arguments": {}}', '[{"name": "a"}, {"name": "b"}]'],
+    ("text", "bare"),
+    [
+        *((f"Here:\n```json\n{block}\n```\nThat is it.", ("weather",)) for block in BLOCKS),
+        (f'{OPEN}{{"arguments": {{}}, "name": "\\ud83d"}}{CLOSE}', ()),
+        (f'{OPEN}{{"name": "get\nweather", "arguments": {{"a": 1}}}}{CLOSE}', ()),
+    ],
 )
-def test_a_block_of_json_that_names_no_tool_stays_text(block: str) -> None:
-    text = f"Here:\n```json\n{block}\n```\nThat is it."
-    for cuts in ([], list(range(len(text)))):
-        assert parts_of(text, cuts, bare=("weather",)) == (text, [])
+def test_json_that_names_no_tool_stays_text(text: str, bare: tuple[str, ...]) -> None:
+    for cuts in ([], range(len(text))):
+        assert parts_of(text, cuts, bare=bare) == (text, [])
 
 
 @pytest.mark.parametrize("mark", COMMON)
@@ -164,53 +160,38 @@ def test_members_of_a_call_come_in_any_order(mark: str) -> None:
         for order in filter({*members[:2]}.issubset, permutations(members, some)):
             for call in (f"{{{', '.join(order)}}}", f"[ {{ {' , '.join(order)} }} ]"):
                 text = f"{mark}{call}{MARKS.get(mark, '')}"
-                for cuts in ([], list(range(len(text)))):
+                for cuts in ([], range(len(text))):
                     assert parts_of(text, cuts, bare=("weather",))[1] == [("weather", '{"city": "Ulm"}')], text
 
 
-@pytest.mark.parametrize("blanks", [[" " * 64_000], ["\n"] * 2_000], ids=["at once", "one by one"])
-@pytest.mark.parametrize("place", [0, 1])
-def test_blanks_before_a_call_cost_no_more_than_other_text(blanks: list[str], place: int) -> None:
-    """A second of the processor is a hundred times what they take; with their square or cube it would not do."""
-    call = CALL.removeprefix(f"{OPEN}\n")
-    reader, begun = JsonReader(), process_time()
-    parts = [part for text in (OPEN, call[:place], *blanks, call[place:]) for part in reader.feed(text)]
-    assert process_time() - begun < 1
-    assert len(joined(parts)[1]) == 1
-
-
 @pytest.mark.parametrize(
-    ("mark", "begin", "piece"),
+    ("begin", "piece", "end", "calls"),
     [
-        ("", '{"type": ', "1111"),
-        *(("", begin, "aaaa") for begin in ('{"type": "', '{"id": "', '{"name": "', '{"')),
-        ("", "{", '"type": "a", '),
-        (OPEN, '{"name": "weather", "arguments": {}, "id": "', "aaaa"),
+        *((CALL[:place], " " * 64_000, CALL[place:], 1) for place in (11, 13)),
+        *((CALL[:place], "\n", CALL[place:], 1) for place in (11, 13)),
+        ('{"type": ', "1111", "", 0),
+        *((begin, "aaaa", "", 0) for begin in ('{"type": "', '{"id": "', '{"name": "', '{"')),
+        ("{", '"type": "a", ', "", 0),
+        (OPEN + '{"name": "weather", "arguments": {}, "id": "', "aaaa", "", 1),
     ],
 )
-def test_json_that_never_decides_costs_no_more_than_other_text(mark: str, begin: str, piece: str) -> None:
+def test_blanks_and_json_that_never_decides_cost_no_more_than_other_text(
+    begin: str, piece: str, end: str, calls: int
+) -> None:
     """A second of the processor is a few times what it takes; with the square of the length it would not do."""
-    reader, begun = JsonReader(BARE, ["weather"]), process_time()
-    parts = [part for text in (mark, begin, *[piece] * 8_000) for part in reader.feed(text)]
+    fed = [begin, *[piece] * (1 if len(piece) > 99 else 8_000), end]
+    reader, begun = JsonReader() if end else JsonReader(BARE, ["weather"]), process_time()
+    parts = [part for text in fed for part in reader.feed(text)]
     assert process_time() - begun < 1
-    text, calls = joined([*parts, *reader.close()])
-    assert calls or text == begin + piece * 8_000
-
-
-def test_half_a_character_in_a_name_is_no_call() -> None:
-    text = f'{OPEN}{{"arguments": {{}}, "name": "\\ud83d"}}{CLOSE}'
-    assert parts_of(text, list(range(len(text)))) == (text, [])
+    text, found = joined([*parts, *reader.close()])
+    assert len(found) == calls
+    assert calls or text == "".join(fed)
 
 
 def test_half_a_character_in_a_call_is_escaped() -> None:
     words, [(name, arguments)] = parts_of(f'{OPEN}{{"arguments": {{"city": "\\ud83d"}}, "name": "weather"}}{CLOSE}', [])
     assert (words, name) == ("", "weather")
     assert json.loads(arguments.encode()) == {"city": "\ud83d"}
-
-
-def test_a_line_break_in_a_name_is_no_call() -> None:
-    text = f'{OPEN}{{"name": "get\nweather", "arguments": {{"a": 1}}}}{CLOSE}'
-    assert parts_of(text, list(range(len(text)))) == (text, [])
 
 
 def test_arguments_come_as_they_are_written() -> None:
@@ -221,18 +202,12 @@ def test_arguments_come_as_they_are_written() -> None:
     assert joined(cut.feed(CALL[: CALL.index("rzburg")]))[1][0].arguments == '{"city": "Wü'
 
 
-@given(text=st.lists(st.sampled_from([*MARKS, *MARKS.values(), "def f(): ", "{", "5", "x"]), max_size=6).map("".join))
-def test_marks_without_calls_stay_text(text: str) -> None:
-    assert parts_of(text, list(range(len(text)))) == (text, [])
-
-
 @given(cuts=st.lists(st.integers(0, 60), max_size=8), opened=st.booleans(), blank=st.sampled_from(["", "\n", " \n\n"]))
 def test_thoughts_are_split_from_answers_however_they_are_cut(cuts: list[int], opened: bool, blank: str) -> None:
     for thoughts, answer in (("a < b </thin", "It is.\n"), ("", "It is."), ("a\n\nb", "")):
         text = f"{'' if opened else '<think>'}{blank}{thoughts}{blank}</think>{blank}{answer}"
         reader = ReasoningReader(opened)
-        places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
-        parts = [reader.feed(text[begin:end]) for begin, end in pairwise(places)] + [reader.close()]
+        parts = [*map(reader.feed, pieces(text, cuts)), reader.close()]
         assert ("".join(one for one, _ in parts), "".join(two for _, two in parts)) == (thoughts, answer)
     plain = ReasoningReader(False)
     assert plain.feed(" <b>") == ("", " <b>")
