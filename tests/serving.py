@@ -34,6 +34,8 @@ from tests.tables import latency_table
 from tests.waiting import wait_until
 
 LAYERS = 8
+ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+"""A template that takes longer than anyone waits."""
 TOOL_TEMPLATE = (
     "{% if tools %}<s>tools: {{ tools | tojson }}\n{% endif %}"
     "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}"

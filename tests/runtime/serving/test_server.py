@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,9 @@ from ssd_runtime.serving.http.listening import listen
 from tests.folders import save_tiny_model
 from tests.ports import unused_port
 from tests.served import log_of, post, server
+from tests.serving import ENDLESS, TOOL_TEMPLATE
+
+LOOPING = "{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}" + TOOL_TEMPLATE
 
 
 def test_an_address_is_one_servers_while_it_loads() -> None:
@@ -25,18 +30,28 @@ def test_an_address_is_one_servers_while_it_loads() -> None:
     listen("127.0.0.1", port).close()
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signal")
-def test_a_server_without_a_bundle_outlives_a_hang_up_and_leaves_its_address_free(tmp_path: Path) -> None:
-    """The connections that it ends, which the system remembers for a minute, keep no other server from the address."""
+def test_a_server_outlives_a_hang_up_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """Conversations whose templates loop do not keep it. The connections that it ends, which the system remembers for
+    a minute, keep no other server from the address."""
     save_tiny_model(tmp_path / "model")
+    (tmp_path / "loop.jinja").write_text(LOOPING)
     port = unused_port()
-    for _ in range(2):
-        with server(tmp_path, "--port", str(port)) as (process, address):
-            stream = post(address, max_tokens=200, stream=True)
-            process.send_signal(signal.SIGHUP)
-            assert stream.read().endswith(b"data: [DONE]\n\n")
-            assert post(address, max_tokens=1).status == 200
-            assert "SIGHUP: there is no bundle" in log_of(tmp_path)
-            with socket.create_connection(("127.0.0.1", port)):
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(60) == 0
+    with (
+        server(tmp_path, "--port", str(port), "--chat-template", "loop.jinja") as (process, address),
+        ThreadPoolExecutor(12) as threads,
+    ):
+        stream = post(address, max_tokens=200, stream=True)
+        process.send_signal(signal.SIGHUP)
+        assert stream.read().endswith(b"data: [DONE]\n\n")
+        assert post(address, max_tokens=1).status == 200
+        assert "SIGHUP: there is no bundle" in log_of(tmp_path)
+        answers = [threads.submit(post, address, messages=[{"role": "user", "content": "loop"}]) for _ in range(12)]
+        time.sleep(1)
+        assert not any(answer.done() for answer in answers)
+        with socket.create_connection(("127.0.0.1", port)):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        assert {answer.result().status for answer in answers} == {503}
+    with listen("127.0.0.1", port) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as a server does when it starts
+        listener.listen()

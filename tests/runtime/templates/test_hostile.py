@@ -10,10 +10,10 @@ from threading import Event, Thread
 import pytest
 
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateLimits, TemplateRefused, TemplateRenderer
+from tests.serving import ENDLESS
 
 SECONDS = 2.0
 LIMITS = TemplateLimits(seconds=SECONDS, memory_bytes=256 << 20, characters=1 << 20)
-ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 CONTEXT = '{"messages": [{"role": "user", "content": "hi"}], "tools": null}'
 TIME, SIZE, MEMORY = (
     "more than 2 s|too much time or memory",

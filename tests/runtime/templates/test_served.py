@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
-import signal
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,9 @@ from ssd_runtime.serving.http.app import MOST_TEMPLATES
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import MOST_NESTING
 from ssd_runtime.templates.renderer import TemplateLimits
 from tests.folders import TEXTS, save_tiny_model
-from tests.served import post, server
-from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+from tests.serving import ENDLESS, TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 from tests.waiting import wait_until
 
-ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 TEMPLATE = (
     "{% if messages[0].content == 'loop' %}" + ENDLESS + "{% endif %}"
     "{% if fails is defined %}{{ fails.x.y / 0 }}{% endif %}{% if messages[0].content == 'raise' %}"
@@ -152,17 +148,3 @@ def test_others_are_served_while_templates_loop(patient: Served) -> None:
         connection.close()
     patient.until_looping(0)
     assert patient.ask(PLAIN)[0] == 200
-
-
-def test_a_server_whose_templates_loop_stops_when_it_is_told_to(folder: Path) -> None:
-    (folder.parent / "loop.jinja").write_text(TEMPLATE)
-    with (
-        server(folder.parent, "--chat-template", "loop.jinja") as (process, address),
-        ThreadPoolExecutor(12) as threads,
-    ):
-        answers = [threads.submit(post, address, messages=LOOP["messages"]) for _ in range(12)]
-        time.sleep(1)
-        assert not any(answer.done() for answer in answers)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-        assert {answer.result().status for answer in answers} == {503}
