@@ -34,6 +34,7 @@ from tests.tables import latency_table
 from tests.waiting import wait_until
 
 LAYERS = 8
+QUESTION = [{"role": "user", "content": TEXTS[0]}]
 ENDLESS = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
 """A template that takes longer than anyone waits."""
 TOOL_TEMPLATE = (
@@ -178,6 +179,6 @@ def send(address: str, path: str, body: Any, method: str = "POST", **headers: st
 
 def chat(address: str, **fields: Any) -> tuple[int, Any]:
     """Status and content of a short answer to a question."""
-    fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": 4, **fields}
+    fields = {"messages": QUESTION, "max_tokens": 4, **fields}
     status, _, body = send(address, "/v1/chat/completions", fields)
     return status, body

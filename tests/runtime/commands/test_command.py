@@ -94,19 +94,34 @@ def test_json_is_json_in_every_encoding(encoding: str, written: str, monkeypatch
     assert written.encode() in output.getvalue()
 
 
-@pytest.mark.parametrize("write", ["print('x' * 9999)", "rich.console.Console().print('x ' * 9999)"])
-def test_a_reader_that_has_enough_is_no_mistake(write: str) -> None:
-    """As `ssd-run … | head`, where Typer and rich would exit with 1: the code of an output that differs."""
-    work = (
-        "import rich.console, typer; from ssd_runtime.commands.command import run_command; app = typer.Typer()\n"
-        f"app.command()(lambda: [{write} for _ in range(999)] and None)\n"
-        "run_command(app)"
+MUCH = (
+    "import rich.console, typer; from ssd_runtime.commands.command import run_command; app = typer.Typer()\n"
+    "app.command()(lambda: [{} for _ in range(999)] and None)\n"
+    "run_command(app)"
+)
+LITTLE = "from ssd_runtime.commands.command import run_guarded; run_guarded(lambda: [input(), print('x')] and None)"
+
+
+@pytest.mark.parametrize(
+    ("work", "read"),
+    [
+        (MUCH.format("print('x' * 9999)"), 10),
+        (MUCH.format("rich.console.Console().print('x ' * 9999)"), 10),
+        (LITTLE, 0),
+    ],
+)
+def test_a_reader_that_has_enough_is_no_mistake(work: str, read: int) -> None:
+    """As `ssd-run … | head`, where Typer and rich would exit with 1: the code of an output that differs.
+
+    What is buffered finds out at the end that nobody reads, as for `ssd-bundle inspect … | true`.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    process = subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process.stdout.read(10)
+    process.stdout.read(read)
     process.stdout.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == CLOSED_OUTPUT
+    assert process.communicate(b"\n")[1] == b""
+    assert process.returncode == CLOSED_OUTPUT
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -120,22 +135,6 @@ def test_closed_standard_streams_are_empty_ones(closed: str) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout in ("x\n", "")
     assert done.stderr in ("y\n", "")
-
-
-def test_a_reader_that_reads_nothing_is_no_mistake() -> None:
-    """As `ssd-bundle inspect … | true`: what is buffered finds out at the end that nobody reads."""
-    work = (
-        "import time; from ssd_runtime.commands.command import run_guarded; "
-        "run_guarded(lambda: [input(), print('x')] and None)"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", work], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    process.stdout.close()
-    process.stdin.write(b"\n")
-    process.stdin.close()
-    assert process.stderr.read() == b""
-    assert process.wait() == CLOSED_OUTPUT
 
 
 def shown(command: str, *options: str, **environment: str) -> str:
@@ -183,9 +182,10 @@ def test_a_group_without_arguments_shows_its_help(
     assert "error:" not in told.err
 
 
-def test_every_command_is_imported_without_torch() -> None:
-    """So that help, completion and bad input are answered at once."""
-    quick = f"import sys, {', '.join(COMMANDS.values())}; sys.exit('torch' in sys.modules)"
+def test_every_command_and_the_router_of_replicas_are_imported_without_torch() -> None:
+    """So that help, completion and bad input are answered at once, and the router's process is small."""
+    modules = [*COMMANDS.values(), "ssd_runtime.serving.ray_app.router"]
+    quick = f"import sys, {', '.join(modules)}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", quick], check=False).returncode == 0
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from ssd_profiles.errors import UserError
 from ssd_runtime.commands.run import main
 from ssd_runtime.profiling.llama_bench import llama_bench
 from tests.commands import Within, call_within, records
@@ -106,16 +107,20 @@ def test_the_table_of_sample_prompts_has_a_row_for_it_and_json_a_figure(
         ("7", "0", "cannot be read"),
     ],
 )
-def test_one_that_fails_or_prints_nonsense_costs_one_line(
-    figures: str, code: str, says: str, compare: Within, bench: Path
-) -> None:
+def test_one_that_fails_or_prints_nonsense_is_refused(figures: str, code: str, says: str, bench: Path) -> None:
     (bench.parent / "figures").write_text(figures)
     (bench.parent / "code").write_text(code)
+    with pytest.raises(UserError, match=re.escape(says)):
+        llama_bench(bench, bench, threads=1, prompts=(), new=8, repeats=1)
+
+
+def test_one_that_is_refused_costs_one_line(compare: Within, bench: Path) -> None:
+    (bench.parent / "code").write_text("3")
     done = compare("--raw", "ab ab")
     assert done.returncode == 0, done.stderr
     [line] = [line for line in done.stderr.splitlines() if "llama" in line]
     assert line.startswith("note: no comparison with llama.cpp: ")
-    assert says in line
+    assert "failed with 3 (it failed)" in line
     assert "times as fast as plain decoding" in done.stderr
     assert len((bench.parent / "asked").read_text().splitlines()) == 1, "it is not asked again"
 

@@ -1,4 +1,4 @@
-"""Fixtures of `generate` with self-speculation."""
+"""Fixtures of `generate` with self-speculation, and of a server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import openai
 import pytest
 from transformers import (
     AutoModelForCausalLM,
@@ -16,8 +17,10 @@ from transformers import (
 
 from ssd_runtime import CustomGenerate
 from ssd_runtime.serving.generate.custom_generate import StockDecodingWarning
+from ssd_runtime.serving.http.app import Service
 from tests.folders import TEXTS
 from tests.generation import NEW
+from tests.serving import serving, tiny_engine, tiny_service
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +49,20 @@ def no_fallback() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def fast() -> CustomGenerate:
     return CustomGenerate(strategy="clasp")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Service:
+    limits = {"max_new_tokens": 400, "max_body_bytes": 20_000}
+    return tiny_service(tiny_engine(folder), **limits, allow_strategies=("clasp", "knn"))
+
+
+@pytest.fixture(scope="module")
+def address(service: Service) -> Iterator[str]:
+    with serving(service) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)

@@ -157,29 +157,20 @@ def test_who_is_refused_is_told_the_usual_time_of_a_request(folder: Path) -> Non
     assert 1 <= waits[1] < FIRST_GUESS
 
 
-def test_closing_lets_open_orders_end(engine: Engine) -> None:
+@pytest.mark.parametrize(("tokens", "grace"), [(20, 60.0), (400, 0.0)], ids=["with grace", "without"])
+def test_closing_lets_open_orders_end_or_tells_each_of_them(engine: Engine, tokens: int, grace: float) -> None:
     inbox = Inbox()
     thread = EngineThread(engine, 16, Metrics("tiny"))
     thread.start()
-    thread.submit([request_for(engine, text, 20) for text in TEXTS * 3], inbox.listen)
-    thread.close(60.0)
+    thread.submit([request_for(engine, text, tokens) for text in TEXTS * 3], inbox.listen)
+    thread.close(grace)
     ends = inbox.wait(9)
     assert_ended_once(inbox, 9)
-    assert all(end.outcome is not None for end in ends.values())
+    assert [end.outcome is not None for end in ends.values()] == [grace > 0] * 9
+    assert {type(end.error) for end in ends.values()} == {type(None) if grace else Closing}
+    assert engine.scheduler.pool.used_bytes == engine.scheduler.prefixes.bytes
     with pytest.raises(Closing):
         thread.submit([request_for(engine, TEXTS[0])], inbox.listen)
-
-
-def test_closing_without_grace_tells_every_request(engine: Engine) -> None:
-    inbox = Inbox()
-    thread = EngineThread(engine, 16, Metrics("tiny"))
-    thread.start()
-    thread.submit([request_for(engine, text, 400) for text in TEXTS * 3], inbox.listen)
-    thread.close(0.0)
-    ends = inbox.wait(9)
-    assert_ended_once(inbox, 9)
-    assert {type(end.error) for end in ends.values()} == {Closing}
-    assert engine.scheduler.pool.used_bytes == engine.scheduler.prefixes.bytes
 
 
 def test_orders_that_are_ended_before_their_turn_never_begin(engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,7 @@ from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.openai.answers.logprobs import PositionReader
 from tests.folders import TEXTS
 from tests.served import metric
-from tests.serving import chat, lone, request_for, send, serving, tiny_engine, tiny_service
-
-QUESTION = [{"role": "user", "content": TEXTS[0]}]
-
-
-@pytest.fixture(scope="module")
-def service(folder: Path) -> Service:
-    return tiny_service(tiny_engine(folder), max_new_tokens=400, allow_strategies=("clasp",))
-
-
-@pytest.fixture(scope="module")
-def address(service: Service) -> Iterator[str]:
-    with serving(service) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def client(address: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+from tests.serving import QUESTION, chat, lone, request_for, send, serving, tiny_engine, tiny_service
 
 
 def expected(service: Service, text: str, tokens: int, **changes: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -27,7 +26,7 @@ from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_
 from ssd_runtime.serving.http.openai.requests.tools import Tool
 from ssd_runtime.templates.renderer import TemplateLate
 from tests.folders import TEXTS
-from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+from tests.serving import TOOL_TEMPLATE, tiny_engine, tiny_service
 
 QUESTION = {"role": "user", "content": TEXTS[0]}
 TEMPLATE = (
@@ -70,12 +69,6 @@ KINDS: list[tuple[type[BaseModel], dict[str, Any], str]] = [
 @pytest.fixture(scope="module")
 def service(folder: Path) -> Service:
     return tiny_service(tiny_engine(folder), template=TEMPLATE)
-
-
-@pytest.fixture(scope="module")
-def client(service: Service) -> Iterator[openai.OpenAI]:
-    with serving(service) as address:
-        yield openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
 
 
 @pytest.mark.parametrize("left_out", [{}, {"exclude_unset": True}, {"exclude_none": True}], ids=str)

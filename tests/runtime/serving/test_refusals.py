@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +13,10 @@ from hypothesis import strategies as st
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.serving.http.openai.requests.fields import IGNORED_SAFELY, UNSUPPORTED
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, CompletionRequest
-from tests.folders import TEXTS
-from tests.serving import chat, send, serving, tiny_engine, tiny_service
+from tests.serving import QUESTION, chat, send, serving, tiny_engine, tiny_service
 
-QUESTION = [{"role": "user", "content": TEXTS[0]}]
 BODIES = int(os.environ.get("SSD_BODIES", "150"))
 """Bodies of requests that are made up; CONTRIBUTING.md says when to try more."""
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    limits = {"max_new_tokens": 400, "max_body_bytes": 20_000, "allow_strategies": ("clasp", "knn")}
-    with serving(tiny_service(tiny_engine(folder), **limits)) as address:
-        yield address
 
 
 @pytest.mark.parametrize(

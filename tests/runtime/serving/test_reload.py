@@ -56,15 +56,21 @@ def bundle_of(engine: Engine, created: str) -> Bundle:
     return replace(bundle(), model=engine.loaded.fingerprint(), created=created)
 
 
+@pytest.fixture
+def watch(engine: Engine, thread: EngineThread, tmp_path: Path) -> BundleWatch:
+    """A watch of a folder with the bundle of yesterday."""
+    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
+    return BundleWatch(open_bundle(tmp_path / "bundle"), None, thread, Metrics("tiny"))
+
+
 def test_requests_before_and_after_a_new_bundle_all_end(
     engine: Engine,
     thread: EngineThread,
+    watch: BundleWatch,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(open_bundle(tmp_path / "bundle"), None, thread, Metrics("tiny"))
     strategies = ["auto", "knn", "fixed:one", "lookup"]
     expected = [lone(engine, request_for(engine, text, 60)) for text in TEXTS]
     engine.use_bundle(Bundle.load(tmp_path / "bundle"))
@@ -101,10 +107,8 @@ def test_requests_before_and_after_a_new_bundle_all_end(
 
 
 def test_a_bundle_of_another_model_is_refused_with_one_line(
-    engine: Engine, thread: EngineThread, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    engine: Engine, thread: EngineThread, watch: BundleWatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(open_bundle(tmp_path / "bundle"), None, thread, Metrics("tiny"))
     assert asyncio.run(watch.reload())
     replace(bundle(), model=fingerprint(), created="today").save(tmp_path / "bundle")
 
@@ -123,12 +127,9 @@ def test_a_bundle_of_another_model_is_refused_with_one_line(
 
 
 def test_a_bundle_that_changed_while_the_model_was_loaded_is_taken_up(
-    engine: Engine, thread: EngineThread, tmp_path: Path
+    engine: Engine, watch: BundleWatch, tmp_path: Path
 ) -> None:
-    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    opened = open_bundle(tmp_path / "bundle")
     bundle_of(engine, "today").save(tmp_path / "bundle")
-    watch = BundleWatch(opened, None, thread, Metrics("tiny"))
 
     async def wait() -> None:
         polling = asyncio.create_task(watch.poll(0.01))
@@ -141,10 +142,8 @@ def test_a_bundle_that_changed_while_the_model_was_loaded_is_taken_up(
 
 
 def test_a_bundle_that_stays_refused_is_loaded_ever_more_seldom(
-    engine: Engine, thread: EngineThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    watch: BundleWatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle_of(engine, "yesterday").save(tmp_path / "bundle")
-    watch = BundleWatch(open_bundle(tmp_path / "bundle"), None, thread, Metrics("tiny"))
     replace(bundle(), model=fingerprint(), created="today").save(tmp_path / "bundle")
     looks = list[bool]()
 

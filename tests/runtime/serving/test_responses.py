@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +12,7 @@ from hypothesis import strategies as st
 from ssd_runtime.serving.http.openai.requests.fields import IGNORED_SAFELY, UNSUPPORTED
 from ssd_runtime.serving.http.openai.requests.json_bounds import read_json
 from tests.folders import TEXTS
-from tests.serving import chat, send, serving, tiny_engine, tiny_service
-
-
-@pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with serving(tiny_service(tiny_engine(folder))) as address:
-        yield address
+from tests.serving import chat, send
 
 
 def response(address: str, **fields: Any) -> tuple[int, Any]:

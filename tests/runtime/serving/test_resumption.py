@@ -20,9 +20,8 @@ from ssd_runtime.serving.http.transport.web_pages import web_page_middleware
 from ssd_runtime.serving.ray_app.call import Call, ReplicaLost, exchange
 from ssd_runtime.serving.ray_app.router import Router
 from tests.folders import TEXTS
-from tests.serving import TOOL_TEMPLATE, tiny_engine, tiny_service
+from tests.serving import QUESTION, TOOL_TEMPLATE, tiny_engine, tiny_service
 
-QUESTION = [{"role": "user", "content": TEXTS[0]}]
 SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 48}
 
 

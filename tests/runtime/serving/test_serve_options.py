@@ -18,9 +18,8 @@ from ssd_runtime.serving.http.keys import KEY_VARIABLE, ApiKeys, read_keys
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
 from tests.folders import TEXTS
-from tests.serving import TOOL_TEMPLATE, send, serving, tiny_engine, tiny_service
+from tests.serving import QUESTION, TOOL_TEMPLATE, send, serving, tiny_engine, tiny_service
 
-QUESTION = [{"role": "user", "content": TEXTS[0]}]
 CHAT = "/v1/chat/completions"
 
 

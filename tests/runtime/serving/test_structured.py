@@ -25,10 +25,9 @@ from ssd_runtime.serving.http.openai.calls.call_forms import (
     JsonCall,
 )
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+from tests.serving import QUESTION, TOOL_TEMPLATE, serving, tiny_engine, tiny_service
 from tests.structures import structured_model
 
-QUESTION: Any = [{"role": "user", "content": TEXTS[0]}]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "$defs": {"day": {"enum": ["monday", "tuesday"]}},

@@ -12,11 +12,11 @@ import pytest
 from ssd_runtime.templates.renderer import RenderingStopped, TemplateLimits, TemplateRefused, TemplateRenderer
 from tests.serving import ENDLESS
 
-SECONDS = 2.0
+SECONDS = 1.0
 LIMITS = TemplateLimits(seconds=SECONDS, memory_bytes=256 << 20, characters=1 << 20)
 CONTEXT = '{"messages": [{"role": "user", "content": "hi"}], "tools": null}'
 TIME, SIZE, MEMORY = (
-    "more than 2 s|too much time or memory",
+    "more than 1 s|too much time or memory",
     "writes more than 1048576",
     "too much memory|too much time or memory",
 )
