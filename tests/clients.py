@@ -11,12 +11,13 @@ from typing import Any
 
 from tests.folders import TEXTS
 
+HEAD = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
-def request(**fields: Any) -> bytes:
-    """A request as it goes over the wire."""
+
+def request(head: str = "", **fields: Any) -> bytes:
+    """A request as it goes over the wire, with more lines in its head."""
     body = json.dumps({"messages": [{"role": "user", "content": TEXTS[0]}], **fields}).encode()
-    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"{HEAD}{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def connected(address: str, **options: int) -> socket.socket:

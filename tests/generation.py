@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from transformers import (
 from tests.folders import TEXTS
 
 NEW = 40
+Both = Callable[..., list[Any]]
+"""Answers so many prompts by stock decoding and by ours."""
 
 
 class Blocks:

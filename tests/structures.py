@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bench.fixtures.planted import plant
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.loading.loaded_model import LoadedModel
+from ssd_runtime.structure.structure import Structure
 from tests.models import tiny_model
 from tests.toy_tokenizers import byte_level
 
@@ -54,6 +55,15 @@ def structured_model() -> LoadedModel:
     tokenizer = byte_level()
     model, _ = plant(tiny_model("llama", seed=6, vocab_size=len(tokenizer) + 7, max_position_embeddings=512), 0.02, 4)
     return LoadedModel.of(model, tokenizer)
+
+
+def allows(structure: Structure, text: str) -> bool:
+    """Whether a grammar allows a text from its beginning to its end."""
+    loaded = structured_model()
+    matcher = loaded.grammars.compiled(structure).matcher()
+    ids = loaded.tokenizer.encode(text, add_special_tokens=False)
+    allowed = all(matcher.allows(ids[:place], (), token) for place, token in enumerate(ids))
+    return allowed and matcher.allows(ids, (), next(iter(loaded.eos_ids)))
 
 
 def assert_valid(schema: dict[str, Any], generation: Generation) -> bool:

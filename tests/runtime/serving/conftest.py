@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -19,7 +20,7 @@ from ssd_runtime import CustomGenerate
 from ssd_runtime.serving.generate.custom_generate import StockDecodingWarning
 from ssd_runtime.serving.http.app import Service
 from tests.folders import TEXTS
-from tests.generation import NEW
+from tests.generation import NEW, Both, prompts
 from tests.serving import serving, tiny_engine, tiny_service
 
 
@@ -49,6 +50,19 @@ def no_fallback() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def fast() -> CustomGenerate:
     return CustomGenerate(strategy="clasp")
+
+
+@pytest.fixture(scope="module")
+def both(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fast: CustomGenerate) -> Both:
+    """Answers so many prompts by stock decoding and by ours."""
+
+    def both(rows: int = 1, own: CustomGenerate = fast, **options: Any) -> list[Any]:
+        given = {**prompts(tokenizer, rows), "max_new_tokens": NEW, **options}
+        if "generation_config" in options:
+            del given["max_new_tokens"]
+        return [model.generate(**given), model.generate(**given, custom_generate=own)]
+
+    return both
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from time import process_time
 from typing import Any
@@ -29,7 +29,7 @@ from ssd_runtime.serving.http.openai.calls.probe import TOOL, form_of
 from ssd_runtime.serving.http.openai.calls.tool_calls import joined
 from ssd_runtime.structure.structure import Structure, StructureError
 from tests.recorded_calls import CONTROL, FILE
-from tests.structures import structured_model
+from tests.structures import allows, structured_model
 
 RECORDED: dict[str, list[str]] = json.loads(FILE.read_text())
 FORMS: dict[str, type] = {
@@ -107,15 +107,6 @@ def written(form: CallForm, elements: Sequence[tuple[str, str]]) -> str:
     return form.opening + "f" + form.call.after_name + texts + form.closing
 
 
-def allows(structure: Structure, text: str) -> bool:
-    """Whether a grammar allows a text from its beginning to its end."""
-    loaded = structured_model()
-    matcher = loaded.grammars.compiled(structure).matcher()
-    ids = loaded.tokenizer.encode(text, add_special_tokens=False)
-    allowed = all(matcher.allows(ids[:place], (), token) for place, token in enumerate(ids))
-    return allowed and matcher.allows(ids, (), next(iter(loaded.eos_ids)))
-
-
 @pytest.mark.parametrize("name", RECORDED)
 def test_what_a_template_writes_is_read_and_may_be_forced(name: str) -> None:
     form, control = form_and_control(name)
@@ -139,6 +130,14 @@ def test_what_a_template_writes_is_read_and_may_be_forced(name: str) -> None:
             assert allows(form.structure(TOOLS, parallel=True), alone)
 
 
+@cache
+def printable() -> frozenset[int]:
+    """The tokens whose texts can be printed."""
+    loaded = structured_model()
+    tokens = range(loaded.model.config.vocab_size)
+    return frozenset(token for token in tokens if loaded.decode([token]).isprintable())
+
+
 def random_answer(structure: Structure, seed: int) -> str | None:
     """A random answer that a grammar allows; None if it is long."""
     loaded = structured_model()
@@ -150,7 +149,7 @@ def random_answer(structure: Structure, seed: int) -> str | None:
         tokens = allowed.nonzero()[:, 0].tolist()
         if ends & set(tokens):
             return loaded.decode(answer)
-        plain = [token for token in tokens if loaded.decode([token]).isprintable()]
+        plain = [token for token in tokens if token in printable()]
         answer.append(draw.choice(plain or tokens))
     return None
 

@@ -23,31 +23,26 @@ from transformers import (
 
 from ssd_runtime import CustomGenerate
 from ssd_runtime.serving.generate.custom_generate import StockDecodingWarning
-from tests.generation import NEW, prompts
+from tests.generation import NEW, Both, prompts
 
 pytestmark = pytest.mark.usefixtures("made_up_latencies", "no_fallback")
 Model = PreTrainedModel
 Words = PreTrainedTokenizerBase
 
 
+# Of the options that stand together, each changes what the others give, but for `renormalize_logits` and
+# `remove_invalid_values`, which only have to be served.
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "length": {"max_length": 60, "max_new_tokens": None},
     "one token": {"max_new_tokens": 1},
     "several ends": {"eos_token_id": [5, 60, 99, 130]},
     "no end": {"eos_token_id": -1},
-    "repetition_penalty": {"repetition_penalty": 1.4},
-    "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
-    "bad_words_ids": {"bad_words_ids": [[289], [223, 84]]},
-    "sequence_bias": {"sequence_bias": [[[289], -3.0], [[84, 81], 4.0]]},
-    "min_new_tokens": {"min_new_tokens": 30},
-    "min_length": {"min_length": 50},
-    "suppress_tokens": {"suppress_tokens": list(range(200, 290))},
-    "begin_suppress_tokens": {"begin_suppress_tokens": list(range(250))},
-    "forced_eos_token_id": {"forced_eos_token_id": 7},
-    "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 1.3)},
-    "renormalize_logits": {"renormalize_logits": True},
-    "remove_invalid_values": {"remove_invalid_values": True},
+    "penalty": {"repetition_penalty": 1.4, "bad_words_ids": [[289], [223, 84]], "min_new_tokens": 30},
+    "bias": {"sequence_bias": [[[289], -3.0], [[84, 81], 4.0]], "min_length": 85},
+    "repeats": {"no_repeat_ngram_size": 2, "forced_eos_token_id": 7, "renormalize_logits": True},
+    "suppressed": {"suppress_tokens": list(range(200, 290)), "begin_suppress_tokens": list(range(250))},
+    "decay": {"exponential_decay_length_penalty": (3, 1.3), "remove_invalid_values": True},
     "watermark": {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash")},
     "static cache": {"cache_implementation": "static"},
     "no cache": {"use_cache": False},
@@ -56,15 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("case", "rows"), [("greedy", 1), ("watermark", 1), *((case, 4) for case in CASES)])
-def test_the_tokens_are_those_of_stock_decoding(
-    model: Model, tokenizer: Words, fast: CustomGenerate, case: str, rows: int
-) -> None:
-    options = {"max_new_tokens": NEW, **CASES[case]}
-    if case == "config":
-        options.pop("max_new_tokens")
-    inputs = prompts(tokenizer, rows)
-    expected = model.generate(**inputs, **options)
-    assert torch.equal(model.generate(**inputs, **options, custom_generate=fast), expected)
+def test_the_tokens_are_those_of_stock_decoding(both: Both, case: str, rows: int) -> None:
+    assert torch.equal(*both(rows, **CASES[case]))
 
 
 ALONE: dict[str, dict[str, Any]] = {
@@ -75,46 +63,28 @@ ALONE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", ALONE)
-def test_processors_that_know_rows_serve_a_lone_prompt(
-    model: Model, tokenizer: Words, fast: CustomGenerate, case: str
-) -> None:
-    one, two = prompts(tokenizer, 1), prompts(tokenizer, 2)
-    options = {"max_new_tokens": NEW, **ALONE[case]}
-    assert torch.equal(model.generate(**one, **options, custom_generate=fast), model.generate(**one, **options))
+def test_processors_that_know_rows_serve_a_lone_prompt(both: Both, case: str) -> None:
+    assert torch.equal(*both(1, **ALONE[case]))
     with pytest.warns(StockDecodingWarning, match=f"{case} tells the rows of a batch apart"):
-        both = model.generate(**two, **options, custom_generate=fast)
-    assert torch.equal(both, model.generate(**two, **options))
+        assert torch.equal(*both(2, **ALONE[case]))
 
 
-def test_ids_of_32_bits_become_those_of_64(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
-    ids = prompts(tokenizer, 1)["input_ids"].int()
-    expected = model.generate(ids, max_new_tokens=NEW)
-    got = model.generate(ids, max_new_tokens=NEW, custom_generate=fast)
-    assert got.dtype == expected.dtype
-    assert torch.equal(got, expected)
+def test_ids_of_32_bits_become_those_of_64(both: Both, tokenizer: Words) -> None:
+    stock, got = both(input_ids=prompts(tokenizer, 1)["input_ids"].int())
+    assert got.dtype == stock.dtype
+    assert torch.equal(got, stock)
 
 
-def test_more_rows_than_fit_at_once_wait(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
-    two_at_once = CustomGenerate(strategy="lookup", max_sequences=2)
-    inputs = prompts(tokenizer, 4)
-    expected = model.generate(**inputs, max_new_tokens=NEW)
-    assert torch.equal(model.generate(**inputs, max_new_tokens=NEW, custom_generate=two_at_once), expected)
+def test_more_rows_than_fit_at_once_wait(both: Both) -> None:
+    assert torch.equal(*both(4, own=CustomGenerate(strategy="lookup", max_sequences=2)))
 
 
-def test_scores_and_logits_are_those_of_stock_decoding(model: Model, tokenizer: Words, fast: CustomGenerate) -> None:
-    options = {
-        "max_new_tokens": NEW,
-        "repetition_penalty": 1.3,
-        "return_dict_in_generate": True,
-        "output_scores": True,
-        "output_logits": True,
-    }
+def test_scores_and_logits_are_those_of_stock_decoding(both: Both, model: Model, tokenizer: Words) -> None:
+    options = dict.fromkeys(("return_dict_in_generate", "output_scores", "output_logits"), True)
     for rows in (1, 4):
-        inputs = prompts(tokenizer, rows)
-        expected = model.generate(**inputs, **options)
-        got = model.generate(**inputs, **options, custom_generate=fast)
+        expected, got = both(rows, **options, repetition_penalty=1.3)
         assert torch.equal(got.sequences, expected.sequences)
-        new = got.sequences[:, inputs["input_ids"].shape[1] :]
+        new = got.sequences[:, prompts(tokenizer, rows)["input_ids"].shape[1] :]
         ended = (new == model.generation_config.eos_token_id).int().cumsum(1).roll(1, 1) > 0
         ended[:, 0] = False
         assert bool(ended.any()) == (rows > 1)

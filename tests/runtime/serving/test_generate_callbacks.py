@@ -19,25 +19,23 @@ from transformers import (
 from ssd_profiles.errors import UserError
 from ssd_runtime import CustomGenerate
 from ssd_runtime.serving.generate.custom_generate import FOLDER
-from tests.generation import NEW, Blocks, Lengthy, Seen, Watched, prompts
+from tests.generation import NEW, Blocks, Both, Lengthy, Seen, Watched, prompts
 
 pytestmark = pytest.mark.usefixtures("made_up_latencies", "no_fallback")
 Model = PreTrainedModel
 Words = PreTrainedTokenizerBase
+FROM_FOLDER = {"trust_remote_code": True, "strategy": "clasp"}
 
 
 def test_a_users_processor_is_called_once_per_token_with_the_tokens_before_it(
     model: Model, tokenizer: Words, fast: CustomGenerate
 ) -> None:
-    inputs = prompts(tokenizer, 1)
     stock, mine = Watched(), Watched()
-    expected = model.generate(**inputs, max_new_tokens=NEW, logits_processor=LogitsProcessorList([stock]))
-    streamer = Blocks()
-    got = model.generate(
-        **inputs,
-        max_new_tokens=NEW,
-        logits_processor=LogitsProcessorList([mine]),
-        custom_generate=fast.streaming_to(streamer),
+    expected, got = (
+        model.generate(
+            **prompts(tokenizer, 1), max_new_tokens=NEW, logits_processor=LogitsProcessorList([processor]), **more
+        )
+        for processor, more in ((stock, {}), (mine, {"custom_generate": fast.streaming_to(Blocks())}))
     )
     assert torch.equal(got, expected)
     assert mine.seen == stock.seen
@@ -133,9 +131,7 @@ def test_stop_strings_end_where_stock_decoding_ends(model: Model, tokenizer: Wor
     )
     config = GenerationConfig(max_new_tokens=NEW, stop_strings=[stop], pad_token_id=0)
     for given in ({"stop_strings": stop, "max_new_tokens": NEW}, {"generation_config": config}):
-        got = model.generate(
-            **inputs, **given, tokenizer=tokenizer, custom_generate=FOLDER, trust_remote_code=True, strategy="clasp"
-        )
+        got = model.generate(**inputs, **given, tokenizer=tokenizer, custom_generate=FOLDER, **FROM_FOLDER)
         assert torch.equal(got, expected)
     assert config.stop_strings == [stop]
     with pytest.raises(UserError, match="stop_strings: no tokenizer"):
@@ -147,21 +143,14 @@ def test_a_streamer_takes_each_token_by_itself(model: Model, tokenizer: Words, f
     inputs = prompts(tokenizer, 1)
     prompt = inputs["input_ids"]
     expected = model.generate(**inputs, max_new_tokens=NEW)[0, prompt.shape[1] :].tolist()
-    closed, dropped, within, handed = Blocks(), Blocks(), Blocks(), Blocks()
-    model.generate(**inputs, max_new_tokens=NEW, custom_generate=fast.streaming_to(closed))
-    model.generate(**inputs, max_new_tokens=NEW, streamer=dropped, custom_generate=fast)
-    model.generate(
-        **inputs, max_new_tokens=NEW, streamer=within, custom_generate=lambda *given, **named: fast(*given, **named)
-    )
-    model.generate(
-        **inputs,
-        max_new_tokens=NEW,
-        streamer=handed,
-        custom_generate=FOLDER,
-        trust_remote_code=True,
-        strategy="clasp",
-    )
-    for streamer in (closed, dropped, within, handed):
+    for way in (
+        lambda streamer: {"custom_generate": fast.streaming_to(streamer)},
+        lambda streamer: {"custom_generate": fast, "streamer": streamer},
+        lambda streamer: {"custom_generate": lambda *given, **named: fast(*given, **named), "streamer": streamer},
+        lambda streamer: {"custom_generate": FOLDER, **FROM_FOLDER, "streamer": streamer},
+    ):
+        streamer = Blocks()
+        model.generate(**inputs, max_new_tokens=NEW, **way(streamer))
         assert torch.equal(streamer.put_values[0], prompt)
         blocks = streamer.put_values[1:]
         assert [int(block) for block in blocks] == expected
@@ -207,12 +196,8 @@ def test_a_repeatable_function_that_knows_no_more_tokens_is_asked_for_drafts_alo
 
 
 @pytest.mark.parametrize("length", [3, NEW + 20, 120])
-def test_a_users_length_criterion_replaces_the_length_of_generate(
-    model: Model, tokenizer: Words, fast: CustomGenerate, length: int
-) -> None:
+def test_a_users_length_criterion_replaces_the_length_of_generate(both: Both, length: int) -> None:
     """It may be longer, too; a length that the prompt has reached gives one token."""
+    ended = StoppingCriteriaList([MaxLengthCriteria(length)])
     for rows in (1, 4):
-        inputs, ended = prompts(tokenizer, rows), StoppingCriteriaList([MaxLengthCriteria(length)])
-        options = {"stopping_criteria": ended, "max_new_tokens": 9, "eos_token_id": -1}
-        got = model.generate(**inputs, **options, custom_generate=fast)
-        assert torch.equal(got, model.generate(**inputs, **options))
+        assert torch.equal(*both(rows, stopping_criteria=ended, max_new_tokens=9, eos_token_id=-1))

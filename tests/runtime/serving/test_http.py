@@ -22,14 +22,19 @@ from tests.served import metric
 from tests.serving import QUESTION, chat, lone, request_for, send, serving, tiny_engine, tiny_service
 
 
-def expected(service: Service, text: str, tokens: int, **changes: Any) -> str:
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Callable[..., str]:
     """The text of plain decoding alone, by an engine of its own."""
-    engine = tiny_engine(Path(service.thread.engine.loaded.model.name_or_path))
-    return engine.loaded.decode(lone(engine, request_for(engine, text, tokens, **changes)))
+    engine = tiny_engine(folder)
+    return lambda tokens, **changes: engine.loaded.decode(
+        lone(engine, request_for(engine, TEXTS[0], tokens, **changes))
+    )
 
 
-def test_answers_whole_and_streamed_are_those_of_lone_plain_decoding(service: Service, client: openai.OpenAI) -> None:
-    text = expected(service, TEXTS[0], 24)
+def test_answers_whole_and_streamed_are_those_of_lone_plain_decoding(
+    service: Service, client: openai.OpenAI, expected: Callable[..., str]
+) -> None:
+    text = expected(24)
     whole = client.chat.completions.create(model="tiny", messages=QUESTION, max_completion_tokens=24)
     assert whole.choices[0].message.content == text
     assert whole.choices[0].finish_reason == "length"
@@ -108,8 +113,8 @@ def test_log_probabilities_are_the_models_own(service: Service, client: openai.O
     chunks = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3, stream=True)
     streamed = [e for c in chunks if c.choices[0].logprobs for e in c.choices[0].logprobs.content or []]
     assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
-    expected = [entry.logprob for entry in choice.logprobs.content]
-    assert [entry.logprob for entry in streamed] == pytest.approx(expected, abs=1e-3)
+    whole_values = [entry.logprob for entry in choice.logprobs.content]
+    assert [entry.logprob for entry in streamed] == pytest.approx(whole_values, abs=1e-3)
     legacy = client.completions.create(model="tiny", prompt=TEXTS[1], max_tokens=9, logprobs=2, extra_body=extra)
     listed = legacy.choices[0].logprobs
     assert listed.tokens is not None
@@ -140,12 +145,12 @@ def test_others_are_answered_while_log_probabilities_are_written(address: str, m
     assert [len(choice["logprobs"]["content"]) for choice in body["choices"]] == [4, 4]
 
 
-def test_every_choice_has_a_seed_of_its_own(service: Service, client: openai.OpenAI) -> None:
+def test_every_choice_has_a_seed_of_its_own(client: openai.OpenAI, expected: Callable[..., str]) -> None:
     """Choice i of seed s is the answer to seed s + i; streams of several choices are told apart."""
     asked: dict[str, Any] = {"model": "tiny", "messages": QUESTION, "max_tokens": 12, "temperature": 0.9, "seed": 7}
     three = client.chat.completions.create(**asked, n=3)
     texts = [choice.message.content for choice in three.choices]
-    assert texts == [expected(service, TEXTS[0], 12, seed=7 + place) for place in range(3)]
+    assert texts == [expected(12, seed=7 + place) for place in range(3)]
     assert len(set(texts)) == 3
     found = dict.fromkeys(range(3), "")
     for chunk in client.chat.completions.create(**asked, n=3, stream=True):
@@ -157,8 +162,8 @@ def test_every_choice_has_a_seed_of_its_own(service: Service, client: openai.Ope
     assert three.usage.ssd["seed"] == 7  # type: ignore[attr-defined]
 
 
-def test_answers_end_before_stop_strings(service: Service, client: openai.OpenAI) -> None:
-    text = expected(service, TEXTS[0], 40)
+def test_answers_end_before_stop_strings(client: openai.OpenAI, expected: Callable[..., str]) -> None:
+    text = expected(40)
     stop = text[10:13]
     cut = text[: text.index(stop)]
     for stops in (stop, ["never in there", stop]):

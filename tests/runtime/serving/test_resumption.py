@@ -193,34 +193,31 @@ def test_whole_answers_begin_again(services: list[Service]) -> None:
     assert response.json()["choices"] == expected.json()["choices"]
 
 
-def test_when_all_die_the_stream_ends_with_an_error(services: list[Service]) -> None:
-    replicas = Mortals(services, [3] * 9)
-    with TestClient(Router(replicas, 1 << 20).app()) as client:
-        response = client.post(
-            "/v1/chat/completions", json={"messages": QUESTION, "stream": True, **SAMPLED, "max_tokens": 400}
-        )
+class Defective(Mortals):
+    """Replicas that fail after two events."""
+
+    async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
+        async with aclosing(super().respond(call)) as batches:
+            yield [*await anext(batches), *await anext(batches)]
+        raise RuntimeError("a defect")
+
+
+@pytest.mark.parametrize(("kind", "lives", "code"), [(Mortals, [3] * 9, "broken"), (Defective, [], "internal_error")])
+def test_when_all_die_or_one_has_a_defect_the_stream_ends_with_an_error(
+    services: list[Service], kind: type[Mortals], lives: list[int], code: str
+) -> None:
+    body = {"messages": QUESTION, "stream": True, **SAMPLED, "max_tokens": 400}
+    with TestClient(Router(kind(services, lives), 1 << 20).app()) as client:
+        *_, error, done = filter(None, client.post("/v1/chat/completions", json=body).text.split("\n\n"))
         assert "ssd:router_streams_broken_total 1.0" in client.get("/metrics").text
+    assert done == "data: [DONE]"
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == code
+
+
+def test_when_all_die_a_whole_answer_is_an_error(services: list[Service]) -> None:
     with TestClient(Router(Mortals(services, [0] * 9), 1 << 20).app()) as client:
         whole = client.post("/v1/chat/completions", json={"messages": QUESTION, "max_tokens": 2})
-    *_, error, done = [line for line in response.text.split("\n\n") if line]
-    assert done == "data: [DONE]"
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "broken"
     assert (whole.status_code, whole.json()["error"]["code"], whole.headers["retry-after"]) == (503, "broken", "1")
-
-
-def test_a_defect_ends_a_stream_with_an_error(services: list[Service]) -> None:
-    class Defective(Mortals):
-        async def respond(self, call: Call) -> AsyncGenerator[list[Message]]:
-            async with aclosing(super().respond(call)) as batches:
-                yield [*await anext(batches), *await anext(batches)]
-            raise RuntimeError("a defect")
-
-    router = Router(Defective(services, []), 1 << 20)
-    with TestClient(router.app()) as client:
-        response = client.post("/v1/chat/completions", json={"messages": QUESTION, "stream": True, **SAMPLED})
-    *_, error, done = [line for line in response.text.split("\n\n") if line]
-    assert done == "data: [DONE]"
-    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "internal_error"
 
 
 def test_web_pages_of_an_allowed_origin_can_read_the_routers_own_answers(services: list[Service]) -> None:

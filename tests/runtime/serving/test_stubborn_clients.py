@@ -20,11 +20,12 @@ from starlette.routing import Route
 
 from ssd_runtime.serving.http.app import Service
 from ssd_runtime.serving.http.transport.connections import BoundedProtocol
+from tests.clients import HEAD, request
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
 from tests.waiting import wait_until
 
-PATH = "/v1/chat/completions"
+SHORT = request(max_tokens=1)
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +38,6 @@ def address(service: Service) -> Iterator[tuple[str, int]]:
     with serving(service) as url:
         host, port = urlsplit(url).netloc.split(":")
         yield host, int(port)
-
-
-def request(tokens: int = 8, stream: bool = False, head: str = "") -> bytes:
-    """A request as it goes over the wire, with more lines in its head."""
-    fields = {"messages": [{"role": "user", "content": TEXTS[0]}], "max_tokens": tokens, "stream": stream}
-    body = json.dumps(fields).encode()
-    told = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{head}"
-    return f"{told}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def test_a_client_that_reads_slowly_gets_a_large_answer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +77,7 @@ def test_a_client_that_reads_slowly_gets_a_large_answer_whole(monkeypatch: pytes
 def answered(address: tuple[str, int]) -> int:
     """The status of an ordinary request."""
     with socket.create_connection(address, timeout=60) as client:
-        client.sendall(request())
+        client.sendall(SHORT)
         response = http.client.HTTPResponse(client)
         response.begin()
         return response.status
@@ -106,7 +99,7 @@ def test_a_head_has_to_come_in_time(address: tuple[str, int], monkeypatch: pytes
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.HEAD_SECONDS", 1.0)
     with ExitStack() as open_clients:
         clients = [open_clients.enter_context(socket.create_connection(address, timeout=20)) for _ in range(4)]
-        for client, begun in zip(clients, (b"", b"POST", request()[:60], request() + b"GET /health"), strict=True):
+        for client, begun in zip(clients, (b"", b"POST", SHORT[:60], SHORT + b"GET /health"), strict=True):
             client.sendall(begun)
         time.sleep(0.3)
         began = time.monotonic()
@@ -137,11 +130,10 @@ def test_a_head_that_dawdles_has_no_more_time(address: tuple[str, int], monkeypa
 
 def chunked(letters: int, size: int) -> bytes:
     """A request whose body, of a prompt of so many letters, comes in chunks of so many bytes."""
-    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     body = json.dumps({"messages": [{"role": "user", "content": "x" * letters}], "max_tokens": 1}).encode()
     parts = [body[at : at + size] for at in range(0, len(body), size)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
-    return head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+    return HEAD.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
 
 
 def test_a_body_in_tiny_chunks_is_refused(address: tuple[str, int]) -> None:
@@ -158,8 +150,7 @@ def test_a_body_in_tiny_chunks_is_refused(address: tuple[str, int]) -> None:
 def begun(address: tuple[str, int], body: bytes, rest: int) -> socket.socket:
     """A connection that has sent a body but for `rest` bytes."""
     client = socket.create_connection(address, timeout=60)
-    told = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    client.sendall(f"{told}Content-Length: {len(body)}\r\n\r\n".encode() + body[: len(body) - rest])
+    client.sendall(f"{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body[: len(body) - rest])
     return client
 
 
@@ -209,7 +200,7 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.MOST_CONNECTIONS", 3)
     wait_until(lambda: answered(address) == 200, "there is room")
     clients = [socket.create_connection(address, timeout=60) for _ in range(3)]
-    for sent in (b"", request(1), request(1, head="x: " + "a" * 50_000 + "\r\n")):
+    for sent in (b"", SHORT, request(head="x: " + "a" * 50_000 + "\r\n", max_tokens=1)):
         with socket.create_connection(address, timeout=60) as late:
             for begin in range(0, len(sent), 1000):  # the answer comes before all has been sent
                 late.sendall(sent[begin : begin + 1000])
@@ -226,7 +217,7 @@ def test_connections_beyond_the_limit_are_refused_until_others_end(
     wait_until(lambda: sum(map(closed, refused)) == 5, "as many as may stay do")
     for client in clients:
         with client:
-            client.sendall(request(1))
+            client.sendall(SHORT)
             assert response_of(client).status == 200
     # Those who stay though they are refused take no place.
     wait_until(lambda: answered(address) == 200, "there is room")
@@ -238,7 +229,7 @@ def test_bytes_that_are_no_http_end_a_connection_whatever_was_answered(
     address: tuple[str, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     """Chunks without lengths, also after the answer has begun."""
-    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = HEAD.replace("application/json", "text/plain") + "Transfer-Encoding: chunked\r\n\r\n"
     with socket.create_connection(address, timeout=20) as client:
         client.sendall(head.encode())
         assert b"415" in client.recv(1000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from ssd_runtime.serving.http.app import MOST_TEMPLATES
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import MOST_NESTING
 from ssd_runtime.templates.renderer import TemplateLimits
 from tests.folders import TEXTS, save_tiny_model
-from tests.serving import ENDLESS, TOOL_TEMPLATE, serving, tiny_engine, tiny_service
+from tests.serving import ENDLESS, TOOL_TEMPLATE, send, serving, tiny_engine, tiny_service
 from tests.waiting import wait_until
 
 TEMPLATE = (
@@ -121,8 +122,7 @@ def test_every_error_of_a_template_is_a_400_with_its_message(hasty: Served, what
     body, reason = REFUSED[what]
     status, answer = hasty.ask(body)
     assert status == 400, answer
-    with pytest.raises(AssertionError, match=reason):
-        raise AssertionError(answer["error"]["message"])
+    assert re.search(reason, answer["error"]["message"])
     assert answer["error"]["message"].isprintable()
 
 
@@ -136,9 +136,7 @@ def test_others_are_served_while_templates_loop(patient: Served) -> None:
     worst = 0.0
     for _ in range(20):
         began = time.monotonic()
-        connection = http.client.HTTPConnection(urlsplit(patient.address).netloc, timeout=60)
-        connection.request("GET", "/health")
-        assert connection.getresponse().status == 200
+        assert send(patient.address, "/health", b"", "GET")[0] == 200
         worst = max(worst, time.monotonic() - began)
     assert worst < 5
     assert patient.ask({"prompt": TEXTS[0], "max_tokens": 2})[0] == 200
