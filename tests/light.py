@@ -6,21 +6,17 @@ import torch
 
 from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.generation import Generation
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import Head, ModelRunner
-from ssd_runtime.planning.plan import ConstantPlanner, Plan
-from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.planning.plan import Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.draft_bits import DraftBits
+from tests.decoding import as_plain
 from tests.models import tiny_model
 
 LAYERS = 4
-
-
-IDS, LIMITS = list(range(3, 13)), Limits(60)
+IDS = list(range(3, 13))
 
 
 def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **settings: int) -> Decoder:
@@ -31,9 +27,9 @@ def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **se
     return decoder
 
 
-def drafted(decoder: Decoder, drafter: Masked, sampling: SamplingParams = GREEDY, length: int = 5) -> Generation:
-    """An answer to `IDS`, drafted by a drafter."""
-    return generate(Session(decoder, sampling), IDS, ConstantPlanner(Plan("test", drafter, length)), LIMITS)
+def drafted(decoder: Decoder, drafter: Masked) -> Generation:
+    """An answer to `IDS`, drafted by a drafter; it must be plain decoding's."""
+    return as_plain(decoder, IDS, Plan("test", drafter, 5), 60)
 
 
 def logits_of(decoder: Decoder, mask: SubLayerPlan | None = None) -> torch.Tensor:

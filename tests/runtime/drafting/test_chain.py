@@ -14,12 +14,11 @@ from ssd_runtime.drafting.lookup import Node
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.on_device import Step
 from ssd_runtime.drafting.tree import Draft
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner, Work
-from ssd_runtime.planning.plan import ConstantPlanner, Plan
+from ssd_runtime.planning.plan import Plan
 from ssd_runtime.sequence.session import Session
+from tests.decoding import speculate
 from tests.models import tiny_model
 
 LAYERS = 4
@@ -43,8 +42,7 @@ def test_steps_are_light_only_if_nothing_is_skipped() -> None:
     decoder.lighten("8")
     skipping = SubLayerPlan.of(LAYERS, {5})
     for mask, origin in ((decoder.light.mask, "light"), (skipping, "skipped"), (skipping.lightened(8), "skipped")):
-        planner = ConstantPlanner(Plan("test", Masked(mask), 5))
-        answer = generate(Session(decoder), list(range(3, 13)), planner, Limits(60))
+        answer = speculate(decoder, list(range(3, 13)), Plan("test", Masked(mask), 5), 60)
         origins = [each for cycle in answer.cycles for each in cycle.origins]
         assert set(origins) == {origin, "plain"}
         assert len(origins) == len(answer.token_ids) - 1

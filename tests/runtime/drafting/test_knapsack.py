@@ -12,18 +12,16 @@ from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import reference_states
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
-from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.search.knapsack import Candidate, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
 from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
+from tests.decoding import as_plain
 from tests.models import ALIKE, HYBRIDS, SHARING, tiny_model
 from tests.references import generated, referenced
 from tests.tables import latency_table, with_light_costs
@@ -68,24 +66,22 @@ def test_similarity_threshold_prunes(reference: ReferenceStates) -> None:
     assert 1 <= len(pruned) < len(everything)
 
 
-@pytest.mark.parametrize("variant", ["qwen3", *SHARING])
 @torch.inference_mode()
-def test_a_states_cosine_is_that_of_running_its_mask(variant: str) -> None:
-    """The state that the programme carries is the masked model's own, row by row."""
-    decoder = Decoder(tiny_model(variant, seed=6))
-    rows = references(decoder)[1].every(3)
+def searched(decoder: Decoder, rows: ReferenceStates, weights: Weights, **options: Any) -> list[Candidate]:
+    """Candidates, each of whose states is the masked model's own, row by row."""
     batch = Batch.of([decoder.batches.variants(group.cache, group.start, len(group)) for group in rows.groups])
-    for candidate in search(decoder, rows, Weights((1, 1) * 4), threshold=-1.0):
+    found = search(decoder, rows, weights, threshold=-1.0, **options)
+    for candidate in found:
         x = decoder.run(rows.states[0], batch, candidate.mask)
         final, target = decoder.head.norm(x), decoder.head.norm(rows.states[-1])
         assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
+    return found
 
 
-@pytest.fixture(scope="module")
-def lit() -> Decoder:
-    decoder = Decoder(MODEL)
-    decoder.lighten("auto")
-    return decoder
+@pytest.mark.parametrize("variant", ["qwen3", *SHARING])
+def test_a_states_cosine_is_that_of_running_its_mask(variant: str) -> None:
+    decoder = Decoder(tiny_model(variant, seed=6))
+    assert searched(decoder, references(decoder)[1].every(3), Weights((1, 1) * 4))
 
 
 FINE = Weights.fine(with_light_costs(latency_table(8), 0.4, (8, 4)), 100, [(8, 4)] * 17)
@@ -97,19 +93,15 @@ def saved(mask: SubLayerPlan) -> int:
     return sum(FINE.items[i] if skip else precisions[i][mask.bits_of(i)] for i, skip in enumerate(mask.skipped))
 
 
-@torch.inference_mode()
-def test_precisions_are_a_multiple_choice(reference: ReferenceStates, lit: Decoder) -> None:
+def test_precisions_are_a_multiple_choice(reference: ReferenceStates) -> None:
     """Each candidate saves what it says, its state is that of running its mask, and all precisions are used."""
-    rows = reference.every(3)
-    batch = Batch.of([lit.batches.variants(group.cache, group.start, len(group)) for group in rows.groups])
-    found = search(lit, rows, FINE, threshold=-1.0, budget=0.9, most=12)
-    used = set[int]()
+    decoder, used = Decoder(MODEL), set[int]()
+    decoder.lighten("auto")
+    found = searched(decoder, reference.every(3), FINE, budget=0.9, most=12)
     for candidate in found:
         mask = candidate.mask
         assert saved(mask) == candidate.skipped_weight
         assert candidate.skipped_weight <= 0.9 * sum(FINE.items)
-        final, target = lit.head.norm(lit.run(rows.states[0], batch, mask)), lit.head.norm(rows.states[-1])
-        assert torch.cosine_similarity(final, target, -1).mean() == pytest.approx(candidate.cosine, abs=1e-4)
         used |= {-1 if skip else mask.bits_of(i) for i, skip in enumerate(mask.skipped)}
     assert used == {-1, 0, 8, 4}
     assert {candidate.mask.head_bits for candidate in found} == {8}
@@ -129,8 +121,7 @@ def test_weights_are_rounded_latency_ratios() -> None:
 def test_on_the_fly_it_finds_the_planted_layers_and_changes_nothing(confidence: float) -> None:
     settings = KnapsackSettings(refresh=6, window=3, share=1.0, confidence=confidence)
     planner = KnapsackPlanner(latency_table(8, per_token=1e-6), settings)
-    got = generate(Session(DECODER), [7, 7, 9], planner, Limits(120))
-    assert got.token_ids == generate(Session(DECODER), [7, 7, 9], PlainPlanner(), Limits(120)).token_ids
+    got = as_plain(DECODER, [7, 7, 9], planner, 120)
     masks = {cycle.plan.mask for cycle in got.cycles if cycle.plan.mask}
     assert len(masks) >= 1
     assert got.target_forwards < 119

@@ -12,23 +12,21 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.divergence import Kind, compare
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Forward, Head, ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
-from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.plan import Plan
 from ssd_runtime.profiling.light import measure_light, with_light
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernels.int4 import GROUP
 from ssd_runtime.weights.light import light_kernels
+from tests.decoding import as_plain, assert_same, plainly, speculate
 from tests.kernels import kernel_name
-from tests.light import IDS, LAYERS, LIMITS, drafted, lightened, logits_of
+from tests.light import IDS, LAYERS, drafted, lightened, logits_of
 from tests.models import tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, with_light_costs
@@ -77,8 +75,7 @@ def test_a_mask_runs_on_what_copies_there_are() -> None:
         only = SubLayerPlan.of(LAYERS).lightened(int(bits))
         other = SubLayerPlan.of(LAYERS).lightened(12 - int(bits))
         assert torch.equal(logits_of(decoder, only), logits_of(decoder, other))
-        got = drafted(decoder, Masked(MIXED))
-        assert got.token_ids == generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
+        drafted(decoder, Masked(MIXED))
 
 
 @pytest.mark.parametrize(
@@ -92,20 +89,19 @@ def test_blocks_of_our_own_write_keys_that_verification_writes_over(variant: str
         sizes["num_attention_heads"] = 8
     decoder = lightened(variant, bits, **sizes)
     assert decoder.light.kernels.startswith(f"{4 * LAYERS + 1} {kernel_name(int(bits), own)}")
-    got = drafted(decoder, Masked(decoder.light.mask))
-    plain = generate(Session(decoder), IDS, PlainPlanner(), LIMITS).token_ids
-    assert compare(Session(decoder), IDS, plain, got.token_ids).kind is not Kind.ERROR
+    got = speculate(decoder, IDS, Plan("test", Masked(decoder.light.mask), 5), 60)
+    assert_same(decoder, IDS, plainly(decoder, IDS, 60), got.token_ids)
     assert got.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 def test_light_drafts_with_masks_trees_and_sampling(sampling: SamplingParams) -> None:
     decoder = lightened(bits="4")
-    plain = generate(Session(decoder, sampling), IDS, PlainPlanner(), LIMITS)
+    plain = plainly(decoder, IDS, 60, sampling)
     for mask in (decoder.light.mask, SubLayerPlan.of(LAYERS, {2, 5}).lightened(4), MIXED):
         for branching in ((), ((0.6, 3),)):
-            got = drafted(decoder, Masked(mask, 0.05, branching), sampling)
-            assert got.token_ids == plain.token_ids
+            got = speculate(decoder, IDS, Plan("test", Masked(mask, 0.05, branching), 5), 60, sampling)
+            assert got.token_ids == plain
             assert got.num_accepted_tokens > 0
 
 
@@ -182,8 +178,7 @@ def test_auto_with_light_drafts_gives_plain_decoding(sampling: SamplingParams) -
             stream=stream,
             light=decoder.light.masks,
         )
-        got = generate(Session(decoder, sampling), ids, planner, Limits(120))
-        assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(120)).token_ids
+        got = as_plain(decoder, ids, planner, 120, sampling)
         reasons |= {cycle.plan.reason.partition(":")[0] for cycle in got.cycles}
     assert "light drafts" in reasons
     assert set(stream.light) == set(decoder.light.masks)

@@ -10,14 +10,11 @@ from ssd_artifacts.successors import SuccessorSet
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.ngrams import LONGEST, NgramIndex
 from ssd_runtime.drafting.successors import Successors
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.lookup import LookupPlanner, worth_verifying
-from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.planning.settings import LookupSettings
-from ssd_runtime.sequence.session import Session
+from tests.decoding import as_plain
 from tests.models import tiny_model
 from tests.tables import latency_table
 
@@ -59,10 +56,6 @@ def test_appended_tokens_count_in_the_next_guesses(prompt: list[int], parts: lis
     assert later.grow((), 8, 8) == at_once.grow((), 8, 8)
 
 
-def grown(lookup: Lookup, depth: int = 8) -> list[Node]:
-    return lookup.grow((), 24, depth)
-
-
 @given(words, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.permutations(range(4))), max_size=20))
 def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
     tokens: list[int], seen: list[tuple[int, int, list[int]]]
@@ -72,7 +65,7 @@ def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
         stats.successors.put(before, token, candidates)
     lookup = Lookup(stats)
     lookup.start(tokens)
-    tree = grown(lookup)
+    tree = lookup.grow((), 24, 8)
     chances = [node.probability for node in tree]
     assert chances == sorted(chances, reverse=True)
     assert len({(node.parent, node.token) for node in tree}) == len(tree), "no token twice in one place"
@@ -112,11 +105,8 @@ def test_what_a_bundle_carries_is_what_was_seen(seen: list[tuple[int, int, list[
 @pytest.mark.parametrize("ids", [[1, 2, 3] * 9, [5, 6, 7, 8], [4]])
 def test_lookup_decodes_as_plain_decoding_does_and_copies_repetitions(ids: list[int], recycle: int) -> None:
     table = latency_table(DECODER.shape.num_layers)
-    got = generate(
-        Session(DECODER), ids, LookupPlanner(table, LookupSettings(recycle=recycle), LookupStats()), Limits(90)
-    )
-    assert got.token_ids == generate(Session(DECODER), ids, PlainPlanner(), Limits(90)).token_ids
-    assert got.num_draft_tokens > 0
+    planner = LookupPlanner(table, LookupSettings(recycle=recycle), LookupStats())
+    assert as_plain(DECODER, ids, planner, 90).num_draft_tokens > 0
 
 
 def test_the_oldest_successors_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

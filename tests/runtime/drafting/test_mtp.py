@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from itertools import count
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.mtp import MtpChain
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import decode, generate, generating
+from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
@@ -21,19 +23,18 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.draft_stats import PRIOR_TOKENS
-from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
-from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.card import stand_in
+from tests.decoding import as_plain, plainly, speculate, strategy_of
 from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.small_memory import BLOCK, small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table
+from tests.together import add, forget_free_slots
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5]
-UNSURE = ((0.6, 2),)
 
 
 class Mixed(Planner):
@@ -54,6 +55,13 @@ class Mixed(Planner):
         return Plan("plain") if self.idle else Plan("mtp", self.drafter, self.random.randint(1, 5))
 
 
+def assert_of_the_layer(drafter: Noting, model: PreTrainedModel, least: int = 1, unknown: Sequence[int] = (0,)) -> None:
+    """Require some drafts, each of which transformers' own layers make too."""
+    assert len(drafter.drafts) >= least
+    for known, tokens in drafter.drafts:
+        assert tokens == expected(model, known, len(tokens), unknown)
+
+
 @pytest.mark.parametrize("variant", MTP_VARIANTS[:2])
 def test_drafts_are_those_of_the_layer_itself(variant: str) -> None:
     """After prompts of several chunks, after plain steps, and after drafts that were accepted, rejected or moved."""
@@ -61,47 +69,33 @@ def test_drafts_are_those_of_the_layer_itself(variant: str) -> None:
     decoder = Decoder(model)
     with small_memory():
         for prompt in ([7], PROMPT, list(range(5, 65))):
-            plain = generate(Session(decoder), prompt, PlainPlanner(), Limits(60)).token_ids
-            got = generate(Session(decoder), prompt, Mixed(drafter), Limits(60))
-            assert got.token_ids == plain
-    assert len(drafter.drafts) > 9
-    for known, tokens in drafter.drafts:
-        assert tokens == expected(model, known, len(tokens))
+            as_plain(decoder, prompt, Mixed(drafter), 60)
+    assert_of_the_layer(drafter, model, least=10)
 
 
 def run(scheduler: Scheduler, asked: Sequence[tuple[list[int], Planner]], new: int = 30) -> Iterator[Job[Generation]]:
     """Add requests, then yield them after each step until all are done."""
-    jobs = list[Job[Generation]]()
-    for ids, planner in asked:
-        session = scheduler.session()
-        jobs.append(scheduler.add(session, generating(session, ids, planner, Limits(new)), ids))
+    jobs = [add(scheduler, ids, Limits(new), planner) for ids, planner in asked]
     while scheduler.running or scheduler.waiting:
         scheduler.step()
         yield jobs[-1]
     for (ids, _), job in zip(asked, jobs, strict=True):
-        alone = generate(Session(scheduler.decoder), ids, PlainPlanner(), Limits(new)).token_ids
-        assert job.ended().token_ids == alone
+        assert job.ended().token_ids == plainly(scheduler.decoder, ids, new)
 
 
 def test_drafts_are_the_layers_after_a_pause_and_beside_others() -> None:
     """All keys are computed again, also in the middle of a draft."""
     model, drafter, paused = with_mtp("qwen3.5", seed=2), Noting(), 0
     with small_memory():
-        clock = iter(range(10**9)).__next__  # the time for drafts is always up
-        scheduler = Scheduler(Decoder(model), 3, clock=clock)
+        scheduler = Scheduler(Decoder(model), 3, clock=count().__next__)  # the time for drafts is always up
         asked = [(PROMPT, Mixed(drafter)), ([7, 8], Mixed(drafter, 1)), (list(range(5, 45)), Mixed(drafter, 2))]
         for step, _ in enumerate(run(scheduler, asked)):
             if step % 9 == 8 and scheduler.running and scheduler._running[-1].decodes:
                 scheduler.pause_latest()
                 paused += 1
-                [group] = scheduler.pool.groups
-                for begin, end in group.ranges._free:
-                    for layer in group.layers:
-                        scheduler.pool.storage[layer][:, :, :, begin:end] = float("nan")
+                forget_free_slots(scheduler)
     assert paused > 3
-    assert len(drafter.drafts) > 9
-    for known, tokens in drafter.drafts:
-        assert tokens == expected(model, known, len(tokens))
+    assert_of_the_layer(drafter, model, least=10)
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
@@ -119,9 +113,7 @@ def test_drafts_after_a_reused_prefix(ended: bool) -> None:
         else:
             jobs = list(run(scheduler, [*first, *again]))
         assert jobs[-1].ended().num_cached_tokens == len(shared)
-    assert drafter.drafts
-    for known, tokens in drafter.drafts:
-        assert tokens == expected(model, known, len(tokens), unknown=(0, len(shared)))
+    assert_of_the_layer(drafter, model, unknown=(0, len(shared)))
 
 
 @pytest.mark.parametrize("variant", MTP_VARIANTS[:2])
@@ -131,10 +123,10 @@ def test_drafts_after_a_reused_prefix(ended: bool) -> None:
     ids=str,
 )
 def test_accepted_drafts_give_plain_decoding(variant: str, dtype: torch.dtype, sampling: SamplingParams) -> None:
-    decoder, limits = Decoder(with_mtp(variant, seed=2, agreeing=True).to(dtype)), Limits(50)
-    plain = generate(Session(decoder, sampling), PROMPT, PlainPlanner(), limits).token_ids
-    for drafter in (MtpChain(0.1), MtpChain(branching=UNSURE)):
-        got = generate(Session(decoder, sampling), PROMPT, ConstantPlanner(Plan("mtp", drafter, 4)), limits)
+    decoder = Decoder(with_mtp(variant, seed=2, agreeing=True).to(dtype))
+    plain = plainly(decoder, PROMPT, 50, sampling)
+    for drafter in (MtpChain(0.1), MtpChain(branching=((0.6, 2),))):
+        got = speculate(decoder, PROMPT, Plan("mtp", drafter, 4), 50, sampling)
         assert got.token_ids == plain
         assert 0 < got.num_accepted_tokens < got.num_draft_tokens
         origins = [each for cycle in got.cycles for each in cycle.origins]
@@ -165,8 +157,7 @@ def test_a_prompt_can_be_decoded_again() -> None:
         whole = each.prefill([8, 7], prompt)
         decode(each, whole, planner, Limits(12))
         decode(each, whole, planner, Limits(12))
-    for known, tokens in drafter.drafts:
-        assert tokens == expected(model, known, len(tokens))
+    assert_of_the_layer(drafter, model)
 
 
 @pytest.mark.parametrize("agreeing", [True, False])
@@ -175,9 +166,7 @@ def test_auto_learns_whether_the_layer_is_worth_asking(agreeing: bool) -> None:
     table, stream, origins, steps = latency_table(12, per_token=1e-6), stream_by_the_table(), list[str](), 0
     for ids in (PROMPT, [7, 7, 9], [50, 40, 30]):
         planner = AutoPlanner({}, {}, ExitHeads(decoder), None, table, stream, mtp=True)
-        sampling = SamplingParams(0.9, seed=1)
-        got = generate(Session(decoder, sampling), ids, planner, Limits(70))
-        assert got.token_ids == generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(70)).token_ids
+        got = as_plain(decoder, ids, planner, 70, SamplingParams(0.9, seed=1))
         origins += [each for cycle in got.cycles for each in cycle.origins]
         steps += sum(cycle.steps for cycle in got.cycles)
     assert stream.mtp.predicted != PRIOR_TOKENS, "it learns from its cycles"
@@ -185,17 +174,13 @@ def test_auto_learns_whether_the_layer_is_worth_asking(agreeing: bool) -> None:
 
 
 def test_the_strategy_needs_the_layer() -> None:
-    settings = read_settings("mtp", ["max_draft=2"])
-    model = with_mtp("qwen3.5", seed=2, agreeing=True)
-    got = generate(
-        Session(Decoder(model)), PROMPT, make_strategy("mtp", settings, Decoder(model), None, None)(), Limits(9)
-    )
-    assert got.num_accepted_tokens
-    del model.mtp
+    decoder = Decoder(with_mtp("qwen3.5", seed=2, agreeing=True))
+    assert speculate(decoder, PROMPT, strategy_of("mtp", decoder, "max_draft=2")(), 9).num_accepted_tokens
+    del decoder.model.mtp
     with pytest.raises(
         UserError, match=r"^--strategy mtp: this model has no layer for multi-token prediction; use auto$"
     ):
-        make_strategy("mtp", settings, Decoder(model), None, None)
+        strategy_of("mtp", Decoder(decoder.model))
 
 
 @torch.no_grad()
@@ -204,6 +189,5 @@ def test_changes_of_the_layer_are_followed() -> None:
     decoder = Decoder(model)
     model.mtp.fc.weight.mul_(-1.0)
     model.mtp.norm.weight.add_(0.5)
-    generate(Session(decoder), PROMPT, ConstantPlanner(Plan("mtp", drafter, 3)), Limits(12))
-    for known, tokens in drafter.drafts:
-        assert tokens == expected(model, known, len(tokens))
+    speculate(decoder, PROMPT, Plan("mtp", drafter, 3), 12)
+    assert_of_the_layer(drafter, model)

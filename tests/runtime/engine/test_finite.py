@@ -25,19 +25,18 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.registry import WITHOUT_BUNDLE, read_settings
+from ssd_runtime.planning.plan import ConstantPlanner, Plan
+from ssd_runtime.planning.registry import WITHOUT_BUNDLE
 from ssd_runtime.sampling.argmax import argmax
 from ssd_runtime.sampling.finite import NO_TOKEN, NotFiniteError, finite_argmax
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import Sampler
 from ssd_runtime.sequence.session import Session
+from tests.decoding import plainly, strategy_of
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
 from tests.serving import send, serving, tiny_engine, tiny_service
-from tests.tables import latency_table
 from tests.together import add, finish
 
 pytestmark = pytest.mark.usefixtures("made_up_latencies")
@@ -76,8 +75,7 @@ def test_one_logit_tells_whether_all_are_finite(row: list[float]) -> None:
 @pytest.mark.parametrize("name", SAMPLINGS)
 @pytest.mark.parametrize("strategy", ["plain", "swift"])
 def test_a_choice_is_refused_however_it_is_made(name: str, strategy: str) -> None:
-    table = latency_table(DECODER.shape.num_layers)
-    make = make_strategy(strategy, read_settings(strategy, []), DECODER, None, table)
+    make = strategy_of(strategy, DECODER)
     with pytest.raises(NotFiniteError, match="logits are NaN or infinite in float32; its weights are damaged"):
         generate(Session(DECODER, SAMPLINGS[name]), [*PROMPT, BAD], make(), Limits(20))
 
@@ -86,13 +84,12 @@ def test_a_choice_is_refused_however_it_is_made(name: str, strategy: str) -> Non
 def test_a_model_that_goes_wrong_half_way_ends_where_plain_decoding_does(strategy: str) -> None:
     """The token is chosen by the model itself after some others."""
     model = poisoned()
-    tokens = generate(Session(Decoder(model)), PROMPT, PlainPlanner(), Limits(30)).token_ids
+    tokens = plainly(Decoder(model), PROMPT, 30)
     place = next(place for place, token in enumerate(tokens) if place > 9 and token not in tokens[:place] + PROMPT)
     with torch.no_grad():
         model.model.embed_tokens.weight[tokens[place]] = float("inf")
-    decoder = Decoder(model)
-    make = make_strategy(strategy, read_settings(strategy, []), decoder, None, latency_table(8))
-    told = list[int]()
+    decoder, told = Decoder(model), list[int]()
+    make = strategy_of(strategy, decoder)
     with pytest.raises(NotFiniteError):
         generate(Session(decoder), PROMPT, make(), Limits(30), told.extend)
     assert told == tokens[: place + 1]
@@ -103,19 +100,13 @@ def test_a_dtype_that_overflows_is_named(dtype: torch.dtype) -> None:
     model = tiny_model("llama", seed=4)
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.mul_(1e5 if dtype == torch.float16 else 1e38)
-    session = Session(Decoder(model.to(dtype)))
     with pytest.raises(NotFiniteError, match=f"in {str(dtype)[6:]}; .*use --dtype fp32"):
-        generate(session, PROMPT, PlainPlanner(), Limits(8))
+        plainly(Decoder(model.to(dtype)), PROMPT, 8)
 
 
 def test_others_in_a_shared_step_and_in_its_memory_go_on() -> None:
     plan = Plan.masked("chain", SubLayerPlan.of(8, {9, 12}), 4)
     prompts = [[*PROMPT, BAD], PROMPT, [9, 8, 7], [BAD, 3, 4], PROMPT[::-1]]
-    alone = {
-        tuple(ids): generate(Session(DECODER), ids, PlainPlanner(), Limits(30)).token_ids
-        for ids in prompts
-        if BAD not in ids
-    }
     scheduler = Scheduler(DECODER, 3)
     for _ in range(2):
         jobs = [add(scheduler, ids, Limits(30), ConstantPlanner(plan)) for ids in prompts]
@@ -125,7 +116,7 @@ def test_others_in_a_shared_step_and_in_its_memory_go_on() -> None:
                 with pytest.raises(NotFiniteError):
                     job.ended()
             else:
-                assert job.ended().token_ids == alone[tuple(ids)]
+                assert job.ended().token_ids == plainly(DECODER, ids, 30)
     assert all(BAD not in prefix.ids for prefix in scheduler.prefixes._prefixes), "keys that are NaN are not kept"
 
 

@@ -11,21 +11,18 @@ import torch
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.job import Job, is_full
-from ssd_runtime.engine.loop import generate, generating
+from ssd_runtime.engine.loop import generating
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import HOLD_SECONDS, Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Forward, Head
-from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
-from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
-from ssd_runtime.sequence.session import Session
+from tests.decoding import plainly, speculate, strategy_of
 from tests.models import HYBRIDS, tiny_model
 from tests.small_memory import small_memory
-from tests.tables import latency_table
 from tests.together import add, assert_as_alone, forget_free_slots
 
 FORWARD = 0.01
@@ -53,8 +50,7 @@ def planner(name: str, decoder: Decoder) -> Planner:
         return ConstantPlanner(Plan.masked("tree", SubLayerPlan.of(4, {1, 4}), 20, branching=((1.0, 3),)))
     if name == "stops":
         return ConstantPlanner(Plan("stops", EarlyExit(ExitHeads(decoder), (1, 2, 3), 0.1), 24))
-    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
-    return make_strategy(name, read_settings(name, LONG[name]), decoder, None, table)()
+    return strategy_of(name, decoder, *LONG[name])()
 
 
 class Clock:
@@ -78,7 +74,7 @@ class Clock:
 def test_a_step_of_others_waits_for_a_long_draft_no_longer_than_is_stated(name: str) -> None:
     """They get a token in every step, too."""
     decoder = Decoder(tiny_model("qwen3", seed=3))
-    alone = generate(Session(decoder), PROMPT, PlainPlanner(), Limits(30)).token_ids
+    alone = plainly(decoder, PROMPT, 30)
     clock = Clock(decoder)
     scheduler = Scheduler(decoder, 2, clock=clock)
     slow = add(scheduler, PROMPT, Limits(30), planner(name, decoder))
@@ -111,9 +107,7 @@ def test_a_request_that_loses_its_memory_within_a_draft_goes_on_where_it_was(
     monkeypatch.setattr("ssd_runtime.planning.papers.swift.LATER", 8)
     decoder = Decoder(tiny_model(variant, seed=3))
     prompts = [PROMPT, [7, 8]]
-    whole = list[Job[Generation]]()
-    cut = list[Job[Generation]]()
-    within = 0
+    whole, cut, within = list[Job[Generation]](), list[Job[Generation]](), 0
     with small_memory():
         for jobs, clock in ((whole, None), (cut, count().__next__)):
             scheduler = Scheduler(decoder, 2, clock=clock)
@@ -142,10 +136,10 @@ def test_a_draft_goes_on_from_the_states_of_whatever_row_it_was_paused_at(
     """A row that is requested but has not run takes no part in the states, however many the draft has."""
     monkeypatch.setattr("ssd_runtime.engine.scheduler.HOLD_FORWARDS", 0.0)
     decoder = Decoder(tiny_model(variant, seed=3))
-    planner = ConstantPlanner(Plan.masked("long", SubLayerPlan.of(4, {5}), 12))
-    whole = generate(Session(decoder), PROMPT, planner, Limits(60))
+    plan = Plan.masked("long", SubLayerPlan.of(4, {5}), 12)
+    whole = speculate(decoder, PROMPT, plan, 60)
     scheduler = Scheduler(decoder, 1, clock=count().__next__)
-    job = add(scheduler, PROMPT, Limits(60), planner)
+    job = add(scheduler, PROMPT, Limits(60), ConstantPlanner(plan))
     places = [(row, kind) for row in range(2, 13) for kind in (Forward, Head)]
     while not job.done:
         scheduler.step()

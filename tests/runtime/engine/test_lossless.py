@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.drafting.tree import Draft
+from ssd_runtime.drafting.masked import Masked
+from ssd_runtime.drafting.tree import Draft, Drafter
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
@@ -22,8 +23,9 @@ from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Head, ModelRequest, ModelRunner, Work
-from ssd_runtime.planning.plan import ConstantPlanner, Cycle, PlainPlanner, Plan
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
+from tests.decoding import assert_same, plainly
 from tests.models import IN_BOTH, VARIANTS, VOCABULARY, tiny_model
 
 LAYERS = 4
@@ -36,10 +38,6 @@ def speculate(decoder: Decoder, ids: list[int], plan: Plan, limits: Limits) -> G
     return generate(Session(decoder), ids, ConstantPlanner(plan), limits)
 
 
-def plainly(decoder: Decoder, ids: list[int], limits: Limits) -> list[int]:
-    return generate(Session(decoder), ids, PlainPlanner(), limits).token_ids
-
-
 def reference(model: PreTrainedModel, ids: list[int], limits: Limits) -> list[int]:
     eos = sorted(limits.eos_ids) or None
     with torch.no_grad():
@@ -47,11 +45,6 @@ def reference(model: PreTrainedModel, ids: list[int], limits: Limits) -> list[in
             torch.tensor([ids]), max_new_tokens=limits.max_new_tokens, do_sample=False, eos_token_id=eos
         )
     return out[0, len(ids) :].tolist()
-
-
-def assert_same(decoder: Decoder, ids: list[int], expected: list[int], got: list[int]) -> None:
-    difference = compare(Session(decoder), ids, expected, got)
-    assert difference.kind is not Kind.ERROR, (difference, expected, got)
 
 
 prompts = st.lists(st.integers(1, VOCABULARY - 1), min_size=1, max_size=60)
@@ -63,8 +56,7 @@ masks = st.sets(st.integers(0, ALL - 1), max_size=ALL).map(lambda skipped: SubLa
 def test_any_draft_gives_plain_decoding_and_generate(
     ids: list[int], mask: SubLayerPlan, length: int, new: int, threshold: float, data: st.DataObject
 ) -> None:
-    limits = Limits(new)
-    plain = plainly(DECODER, ids, limits)
+    limits, plain = Limits(new), plainly(DECODER, ids, new)
     if data.draw(st.booleans(), "end of sequence inside"):
         limits = Limits(new, frozenset({data.draw(st.sampled_from(plain), "eos")}))
         plain = plain[: next(i for i, token in enumerate(plain) if token in limits.eos_ids) + 1]
@@ -102,10 +94,9 @@ class Prophet:
 @pytest.mark.parametrize("position", [0, 1, 7, 8])
 def test_a_rejection_at_each_position(position: int) -> None:
     """A draft that is right up to `position` and wrong there costs nothing but itself."""
-    ids, limits = [8, 6, 7], Limits(40)
-    plain = plainly(DECODER, ids, limits)
-
-    got = speculate(DECODER, ids, Plan("test", Prophet(len(ids), plain, position), 8), limits)
+    ids = [8, 6, 7]
+    plain = plainly(DECODER, ids, 40)
+    got = speculate(DECODER, ids, Plan("test", Prophet(len(ids), plain, position), 8), Limits(40))
     assert_same(DECODER, ids, plain, got.token_ids)
     assert {cycle.accepted for cycle in got.cycles[:-1]} == {min(position, 8)}
 
@@ -120,7 +111,7 @@ def test_every_family_with_every_kind_of_draft(variant: str, dtype: torch.dtype)
     model = tiny_model(variant, seed=3).to(dtype)
     decoder, ids, limits = Decoder(model), list(range(3, 13)), Limits(36)
     expected = reference(model, ids, limits)
-    plain = plainly(decoder, ids, limits)
+    plain = plainly(decoder, ids, 36)
     heads = ExitHeads(decoder)
     decoder.lighten("4" if dtype == torch.float32 else "8")
     assert decoder.light.kernels
@@ -139,38 +130,27 @@ def test_every_family_with_every_kind_of_draft(variant: str, dtype: torch.dtype)
         assert [len(cycle.tokens) for cycle in got.cycles[:-1]] == [4] * (len(got.cycles) - 1)
 
 
-@settings(max_examples=25)
-@given(prompts, masks, st.integers(1, 9), st.integers(1, 40), st.sampled_from([0.0, 0.3]), st.integers(2, 6))
-def test_any_tree_gives_plain_decoding(
-    ids: list[int], mask: SubLayerPlan, length: int, new: int, threshold: float, width: int
-) -> None:
-    branching = ((0.4, width), (0.9, 2), (1.0, 1))
-    got = speculate(DECODER, ids, Plan.masked("test", mask, length, threshold, branching=branching), Limits(new))
-    assert_same(DECODER, ids, plainly(DECODER, ids, Limits(new)), got.token_ids)
-
-
+branchings = st.integers(2, 6).map(lambda width: ((0.4, width), (0.9, 2), (1.0, 1)))
 stops = st.sets(st.integers(1, LAYERS - 1), min_size=1).map(lambda layers: tuple(sorted(layers)))
+thresholds = st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0])
+TREES = st.builds(Masked, masks, st.sampled_from([0.0, 0.3]), branchings)
+EXITS = st.builds(EarlyExit, st.just(ExitHeads(DECODER)), stops, thresholds, st.just(0.2))
 
 
+@pytest.mark.parametrize("drafters", [TREES, EXITS], ids=["trees", "exits"])
 @settings(max_examples=25)
-@given(prompts, stops, st.integers(1, 12), st.integers(1, 40), st.sampled_from([0.0, 0.05, 0.2, 0.5, 1.0]))
-def test_any_early_exit_gives_plain_decoding(
-    ids: list[int], layers: tuple[int, ...], length: int, new: int, threshold: float
+@given(data=st.data(), ids=prompts, length=st.integers(1, 12), new=st.integers(1, 40))
+def test_any_tree_and_any_early_exit_give_plain_decoding(
+    drafters: st.SearchStrategy[Drafter], data: st.DataObject, ids: list[int], length: int, new: int
 ) -> None:
-    drafter = EarlyExit(ExitHeads(DECODER), layers, threshold, 0.2)
+    drafter = data.draw(drafters)
     got = speculate(DECODER, ids, Plan("test", drafter, length), Limits(new))
-    assert_same(DECODER, ids, plainly(DECODER, ids, Limits(new)), got.token_ids)
-    if threshold == 0.0:
-        assert all(cycle.drafted == min(length, left) for cycle, left in lengths(got, new))
-
-
-def lengths(got: Generation, new: int) -> list[tuple[Cycle, int]]:
-    """Each cycle with the number of drafts there was room for."""
-    done, found = 1, []
-    for cycle in got.cycles:
-        found.append((cycle, new - done - 1))
-        done += len(cycle.tokens)
-    return found
+    assert_same(DECODER, ids, plainly(DECODER, ids, new), got.token_ids)
+    if isinstance(drafter, EarlyExit) and drafter.threshold == 0.0:
+        left = new - 2
+        for cycle in got.cycles:
+            assert cycle.drafted == min(length, left), "as many as there is room for"
+            left -= len(cycle.tokens)
 
 
 @torch.inference_mode()
@@ -214,18 +194,18 @@ def test_prompts_up_to_the_context_limit(length: int) -> None:
 @pytest.mark.parametrize("ids", [[], [1] * 128])
 def test_prompts_that_leave_no_room_are_refused(ids: list[int]) -> None:
     with pytest.raises(UserError, match="prompt"):
-        plainly(DECODER, ids, Limits(4))
+        plainly(DECODER, ids, 4)
 
 
 def test_stop_conditions_cut_at_the_same_token() -> None:
-    ids, wanted = [11, 12], plainly(DECODER, [11, 12], Limits(30))[:7]
+    ids, wanted = [11, 12], plainly(DECODER, [11, 12], 30)[:7]
     limits = Limits(30, stop=lambda tokens: list(tokens) == wanted)
     assert speculate(DECODER, ids, Plan.masked("test", SubLayerPlan.of(LAYERS, {3}), 9), limits).token_ids == wanted
 
 
 def test_plain_and_speculative_decoding_finish_for_the_same_reason() -> None:
     ids = list(range(1, 92))
-    plain = plainly(DECODER, ids, Limits(30))
+    plain = plainly(DECODER, ids, 30)
     last = next(i for i in range(9, 30) if plain[i] not in plain[:i])
     eos = frozenset({plain[last]})
     cases = [
@@ -248,12 +228,12 @@ def test_a_session_can_be_used_again_and_streams_what_it_returns() -> None:
     generate(session, list(range(1, 50)), plan, Limits(20))
     again = generate(session, [2, 3], plan, Limits(20), on_tokens=seen.extend)
     assert seen == again.token_ids
-    assert_same(DECODER, [2, 3], plainly(DECODER, [2, 3], Limits(20)), again.token_ids)
+    assert_same(DECODER, [2, 3], plainly(DECODER, [2, 3], 20), again.token_ids)
 
 
 def test_a_wrong_output_is_told_from_a_near_tie() -> None:
     ids = [5, 6, 7]
-    plain = plainly(DECODER, ids, Limits(12))
+    plain = plainly(DECODER, ids, 12)
     wrong = [*plain[:6], (plain[6] + 1) % VOCABULARY, *plain[7:]]
     for pair in ((plain, wrong), (wrong, plain)):
         found = compare(Session(DECODER), ids, *pair)

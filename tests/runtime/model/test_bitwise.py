@@ -14,21 +14,20 @@ from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Drafter
 from ssd_runtime.engine.loop import generate
+from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.loading.checks.bitwise import probe, require_bitwise
+from ssd_runtime.loading.checks.bitwise import require_bitwise
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.sublayers.attention import attend_by_row
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.model.sublayers.sublayers import KEY_BLOCK
-from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
+from tests.decoding import strategy_of
 from tests.gguf_files import quantised_pair
 from tests.models import FIRST, tiny_model
-from tests.tables import latency_table
 
 LAYERS = 4
 SERVED = [name for name in FIRST.values() if "sliding" not in name and "gemma" not in name]
@@ -47,6 +46,14 @@ def rows_at_a_time(decoder: Decoder, ids: list[int], before: int, rows: int) -> 
     return torch.cat(parts)
 
 
+def assert_independent(decoder: Decoder, ids: list[int], before: int) -> torch.Tensor:
+    """Require the same logits of any number of rows at a time; returns them."""
+    plain = rows_at_a_time(decoder, ids, before, 1)
+    for rows in (2, 5, 16):
+        assert torch.equal(rows_at_a_time(decoder, ids, before, rows), plain), rows
+    return plain
+
+
 def tokens(count: int) -> list[int]:
     return [(5 + 31 * i) % 97 for i in range(count)]
 
@@ -54,12 +61,10 @@ def tokens(count: int) -> list[int]:
 @pytest.mark.parametrize("variant", SERVED)
 def test_every_family_is_the_same_among_any_number_of_rows(variant: str) -> None:
     decoder = Decoder(tiny_model(variant, seed=3), bitwise=True)
-    if decoder.rope_switch is None:  # this one's switch lies among the probed tokens
+    if decoder.rope_switch is None:
         require_bitwise(decoder)
-    ids = tokens(20)
-    plain = rows_at_a_time(decoder, ids, 4, 1)
-    for rows in (2, 5, 16):
-        assert torch.equal(rows_at_a_time(decoder, ids, 4, rows), plain), rows
+    else:  # the switch lies among the probed tokens
+        assert_independent(decoder, tokens(20), 4)
 
 
 @pytest.mark.parametrize("before", [3, KEY_BLOCK - 9])
@@ -67,10 +72,7 @@ def test_every_family_is_the_same_among_any_number_of_rows(variant: str) -> None
 def test_wide_models_are_too_across_blocks_of_keys(variant: str, before: int) -> None:
     model = tiny_model(variant, seed=3, **WIDE)
     ids = tokens(before + 16)
-    decoder = Decoder(model, bitwise=True)
-    plain = rows_at_a_time(decoder, ids, before, 1)
-    for rows in (2, 5, 16):
-        assert torch.equal(rows_at_a_time(decoder, ids, before, rows), plain), rows
+    plain = assert_independent(Decoder(model, bitwise=True), ids, before)
     without = Decoder(model)
     near = rows_at_a_time(without, ids, before, 1)
     torch.testing.assert_close(plain, near, atol=1e-4 * float(near.abs().max()), rtol=0)
@@ -106,20 +108,16 @@ def test_attention_of_a_row_is_the_same_beside_any_others(kv_heads: int, groups:
     torch.testing.assert_close(attended(0, rows), expected)
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_1, Type.Q8_0])
-def test_packed_weights_are_too(kind: Type, tmp_path: Path) -> None:
-    model, _, _ = quantised_pair(tmp_path, "llama", kind)
-    decoder = Decoder(model, bitwise=True)
-    require_bitwise(decoder)
-    plain = probe(decoder, 1)
-    for rows in (2, 5, 16):
-        assert torch.equal(probe(decoder, rows), plain), rows
-
-
-@pytest.mark.parametrize("variant", ["lfm2", "qwen3.5", "granite-hybrid", "falcon-h1"])
-def test_packed_hybrids_are_too(variant: str, tmp_path: Path) -> None:
-    """Some layers' attention is our own code's then, and mixers with a state stand for it in the others."""
-    require_bitwise(Decoder(quantised_pair(tmp_path, variant, Type.Q8_0)[0], bitwise=True))
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [
+        ("llama", Type.Q4_1),
+        *((variant, Type.Q8_0) for variant in ("llama", "lfm2", "qwen3.5", "granite-hybrid", "falcon-h1")),
+    ],
+)
+def test_packed_weights_are_too(variant: str, kind: Type, tmp_path: Path) -> None:
+    """Of hybrids, some layers' attention is our own code's, and mixers with a state stand for it in the others."""
+    require_bitwise(Decoder(quantised_pair(tmp_path, variant, kind)[0], bitwise=True))
 
 
 def test_attention_that_our_own_code_serves_in_some_layers_runs_row_by_row_in_all(
@@ -133,13 +131,25 @@ def test_attention_that_our_own_code_serves_in_some_layers_runs_row_by_row_in_al
     assert device_key(decoder).slug() != device_key(Decoder(decoder.model)).slug(), "it takes another time"
 
 
+def assert_leaves_no_trace(decoder: Decoder, planner: Planner, new: int) -> Generation:
+    """Require that after an answer the logits of the next token are those after plain decoding, bit for bit."""
+    after = list[torch.Tensor]()
+    for each in (PlainPlanner(), planner):
+        session = Session(decoder)
+        got = generate(session, tokens(9), each, Limits(new))
+        with torch.inference_mode():
+            after.append(decoder.logits(session.forward([1])))
+        assert len(got.token_ids) == new
+    assert torch.equal(*after)
+    return got
+
+
 @pytest.mark.parametrize(
     "drafter",
     [Masked(SubLayerPlan.of(LAYERS, {5})), Masked(SubLayerPlan.of(LAYERS, {5}), 0.0, ((0.9, 3),)), "exit", "light"],
     ids=["chain", "tree", "exit", "light"],
 )
 def test_drafts_of_any_kind_leave_no_trace(drafter: Drafter | str) -> None:
-    """After an answer, the logits of the next token are those after plain decoding, bit for bit."""
     decoder = Decoder(tiny_model("qwen3", seed=3, **WIDE), bitwise=True)
     if drafter == "exit":
         drafter = EarlyExit(ExitHeads(decoder), (3,), 0.0)
@@ -147,34 +157,21 @@ def test_drafts_of_any_kind_leave_no_trace(drafter: Drafter | str) -> None:
         decoder.lighten("4")
         drafter = Masked(decoder.light.mask)
     assert not isinstance(drafter, str)
-    after = list[torch.Tensor]()
-    for planner in (PlainPlanner(), ConstantPlanner(Plan("test", drafter, 6))):
-        session = Session(decoder)
-        got = generate(session, tokens(9), planner, Limits(40))
-        with torch.inference_mode():
-            after.append(decoder.logits(session.forward([1])))
-        assert len(got.token_ids) == 40
-    assert torch.equal(*after)
+    got = assert_leaves_no_trace(decoder, ConstantPlanner(Plan("test", drafter, 6)), 40)
     assert got.num_accepted_tokens > 0
     assert all(cycle.verified == cycle.drafted + 1 for cycle in got.cycles), "no siblings"
 
 
-@pytest.mark.parametrize("strategy", ["clasp", "knapsack", "swift"])
-def test_strategies_that_search_leave_no_trace_either(strategy: str) -> None:
+@pytest.mark.parametrize(
+    "searching",
+    [("clasp", "refresh=4"), ("knapsack", "refresh=4", "window=1", "share=1"), ("swift", "window=1", "steps=9")],
+    ids=lambda searching: searching[0],
+)
+def test_strategies_that_search_leave_no_trace_either(searching: tuple[str, ...]) -> None:
     """Their searches may look at a single token, which runs as two equal rows."""
     decoder = Decoder(tiny_model("llama", seed=3, max_position_embeddings=256), bitwise=True)
-    knapsack = ("refresh=4", "window=1", "share=1")
-    settings = {"clasp": ("refresh=4",), "knapsack": knapsack, "swift": ("window=1", "steps=9")}
-    table = latency_table(LAYERS)
-    after = list[torch.Tensor]()
-    for name, given in (("plain", ()), (strategy, settings[strategy])):
-        planner = make_strategy(name, read_settings(name, list(given)), decoder, None, table)()
-        session = Session(decoder)
-        got = generate(session, tokens(9), planner, Limits(60))
-        with torch.inference_mode():
-            after.append(decoder.logits(session.forward([1])))
-    assert torch.equal(*after)
-    assert got.num_draft_tokens > 0
+    planner = strategy_of(searching[0], decoder, *searching[1:])()
+    assert assert_leaves_no_trace(decoder, planner, 60).num_draft_tokens > 0
 
 
 def test_models_that_cannot_are_rejected() -> None:

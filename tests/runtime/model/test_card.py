@@ -19,8 +19,7 @@ from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime import CustomGenerate, Engine, RunSettings, SamplingParams
 from ssd_runtime.devices.transfer import take_rows, to_device
 from ssd_runtime.drafting.on_device import STEPS_PER_READ
-from ssd_runtime.engine.loop import decode, generate
-from ssd_runtime.engine.output.divergence import Kind, compare
+from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
@@ -32,13 +31,12 @@ from ssd_runtime.model.sublayers.attention import has_causal_kernel
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.swift import TREE
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
-from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.plan import ConstantPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY
 from ssd_runtime.sequence.session import Session
 from tests.card import Counts, stand_in
+from tests.decoding import assert_same, plainly, strategy_of
 from tests.models import tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
@@ -81,7 +79,6 @@ def planted() -> tuple[Decoder, Decoder, SubLayerPlan]:
 
 def planner_of(name: str, decoder: Decoder) -> Planner:
     weak = planted()[2]
-    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
     if name == "masked":
         return ConstantPlanner(Plan.masked(name, weak, 4))
     if name == "masked to 0.3":
@@ -89,9 +86,10 @@ def planner_of(name: str, decoder: Decoder) -> Planner:
     if name == "masked tree":
         return ConstantPlanner(Plan.masked(name, weak, 4, 0.3, branching=TREE))
     if name == "auto with masks":
+        table = latency_table(decoder.shape.num_layers, per_token=1e-6)
         frontiers = {"mix": Frontier((Entry("weak", weak, profile(0.95)),))}
         return AutoPlanner(frontiers, {}, ExitHeads(decoder), None, table, stream_by_the_table())
-    return make_strategy(name, read_settings(name, SETTINGS[name]), decoder, None, table)()
+    return strategy_of(name, decoder, *SETTINGS[name])()
 
 
 def decoded(name: str, decoder: Decoder, sampling: SamplingParams = GREEDY) -> tuple[Generation, Counts]:
@@ -113,9 +111,8 @@ def test_rows_are_taken_by_numbers_of_the_host(rows: list[int]) -> None:
 @pytest.mark.parametrize("name", [*ONE_READ, *MOST_READS])
 def test_output_is_the_cpus_and_reads_are_as_few_as_written(name: str) -> None:
     cpu, decoder, _ = planted()
-    plain = generate(Session(cpu), IDS, PlainPlanner(), LIMITS).token_ids
     got, counts = decoded(name, decoder)
-    assert got.token_ids == plain
+    assert got.token_ids == plainly(cpu, IDS, 16)
     assert name in ("plain", "lookup", "auto") or got.num_draft_tokens
     places = {wait: count for wait, count in counts.waits.items() if wait.kind != "synchronize"}
     assert counts.total("upload") == 0, places
@@ -151,9 +148,8 @@ def test_half_precision_stays_half_precision(name: str, dtype: torch.dtype) -> N
     cpu, _, _ = planted()
     model = deepcopy(cpu.model).to(dtype)
     decoder = Decoder(deepcopy(model).to(stand_in().device))
-    expected = generate(Session(Decoder(model)), IDS, PlainPlanner(), LIMITS).token_ids
     got, counts = decoded(name, decoder)
-    assert compare(Session(Decoder(model)), IDS, expected, got.token_ids).kind is not Kind.ERROR
+    assert_same(Decoder(model), IDS, plainly(Decoder(model), IDS, 16), got.token_ids)
     assert decoder.new_cache().pool.storage[0].dtype == dtype
     # Norms, and the confidence in a token, are computed in fp32; nothing with the size of a weight is.
     assert counts.widened < min(each.numel() for each in model.parameters() if each.ndim == 2)
@@ -170,8 +166,7 @@ def test_half_precision_stays_half_precision(name: str, dtype: torch.dtype) -> N
 )
 def test_a_seed_gives_the_cpus_output(name: str, sampling: SamplingParams) -> None:
     cpu, decoder, _ = planted()
-    expected = generate(Session(cpu, sampling), IDS, PlainPlanner(), LIMITS).token_ids
-    assert decoded(name, decoder, sampling)[0].token_ids == expected
+    assert decoded(name, decoder, sampling)[0].token_ids == plainly(cpu, IDS, 16, sampling)
 
 
 @pytest.mark.parametrize("name", ["plain", "masked", "clasp"])
@@ -183,7 +178,7 @@ def test_sequences_of_a_shared_step_are_read_together(name: str) -> None:
     with stand_in().counting() as counts:
         steps = finish(scheduler)
     for ids, job in zip(prompts, jobs, strict=True):
-        assert job.ended().token_ids == generate(Session(cpu), ids, PlainPlanner(), LIMITS).token_ids
+        assert job.ended().token_ids == plainly(cpu, ids, 16)
     assert counts.total("upload") == 0
     if name == "plain":
         assert counts.total("read") <= steps + len(jobs), counts.waits

@@ -11,14 +11,11 @@ from torch import nn
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.batch.builder import GROUPED_ROWS, bias_of
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.sublayers.attention import attend, capped
-from ssd_runtime.planning.plan import PlainPlanner
 from ssd_runtime.profiling.kernel_choice import ROWS, fitted_decoder, measured
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.shared_steps import CONTEXT, NONE, measure_shared_steps
@@ -26,6 +23,7 @@ from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.clocks import StandInClock
+from tests.decoding import assert_as_transformers, plainly
 from tests.models import SharedScale, tiny_model
 
 
@@ -62,8 +60,7 @@ def test_a_wrapped_norm_is_followed_where_it_turns() -> None:
     model.model.norm = wrapper = Switched(model.model.norm)
     decoder = Decoder(model)
     for wrapper.other in (False, True):
-        got = decoder.logits(Session(decoder).forward(ids))
-        torch.testing.assert_close(got, model(torch.tensor([ids])).logits[0], atol=1e-4, rtol=1e-4)
+        assert_as_transformers(decoder, ids)
 
 
 def test_other_weights_are_measured_by_themselves() -> None:
@@ -126,7 +123,7 @@ def test_the_users_model_is_not_changed() -> None:
     model = tiny_model("llama")
     before = {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict().items()}
     settings = model.config.to_dict()
-    generate(Session(Decoder(model)), [1, 2, 3], PlainPlanner(), Limits(5))
+    plainly(Decoder(model), [1, 2, 3], 5)
     for name, value in model.state_dict().items():
         assert value.data_ptr() == before[name][0]
         assert torch.equal(value, before[name][1])

@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.head.draft_vocabulary import DraftVocabulary
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.plan import Plan
 from ssd_runtime.sampling.params import SamplingParams
-from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.native.library import library
+from tests.decoding import plainly, speculate
 from tests.gguf_files import quantised_pair
 from tests.native_weights import native8
 
@@ -85,11 +83,11 @@ def test_the_output_is_plain_decodings(decoder: Decoder, temperature: float) -> 
     for seed in range(6):
         ids = [(3 + 7 * seed + 5 * i) % 256 for i in range(8)]
         sampling = SamplingParams(temperature=temperature, seed=seed)
-        plain = generate(Session(decoder, sampling), ids, PlainPlanner(), Limits(24))
+        plain = plainly(decoder, ids, 24, sampling)
         for plan in drafters:
             decoder.head.draft_vocabulary = DraftVocabulary(256, FREQUENT, SEEN)
-            got = generate(Session(decoder, sampling), ids, ConstantPlanner(plan), Limits(24))
-            assert got.token_ids == plain.token_ids
+            got = speculate(decoder, ids, plan, 24, sampling)
+            assert got.token_ids == plain
             assert got.num_draft_tokens > 0
 
 

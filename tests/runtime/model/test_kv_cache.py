@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -11,7 +13,6 @@ from hypothesis import strategies as st
 
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import decode, generate
-from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.cache.kv_cache import KVCache
 from ssd_runtime.model.cache.kv_pool import KVLayout, KVPool, PoolFull
@@ -20,6 +21,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.prefix_cache import PrefixCache
 from ssd_runtime.sequence.session import Session
+from tests.decoding import assert_same, plainly
 from tests.models import tiny_model
 from tests.mtp import with_mtp
 from tests.small_memory import BLOCK, small_memory
@@ -149,20 +151,24 @@ PROMPT = [1 + 7 * i % 90 for i in range(60)]
 FAMILIES = ["llama", "gemma3", "mistral-sliding", "phi3-longrope"]
 
 
-def long_context(variant: str, **overrides: int) -> Decoder:
-    return Decoder(tiny_model(variant, seed=4, max_position_embeddings=512, **overrides))
+@contextmanager
+def prefixed(variant: str = "llama", slots: int = 1600, most: int = 16) -> Iterator[tuple[Decoder, PrefixCache]]:
+    """A decoder, and a cache of prefixes in a pool of so many slots."""
+    decoder = Decoder(tiny_model(variant, seed=4, max_position_embeddings=256))
+    with small_memory():
+        yield decoder, PrefixCache(decoder.new_pool(slots * decoder.kv_layout.bytes_per_slot, most))
 
 
 @pytest.mark.parametrize("variant", ["gemma3", "mistral-sliding"])
 def test_decoding_with_sliding_caches_equals_decoding_with_whole_ones(variant: str) -> None:
-    decoder, limits = long_context(variant), Limits(100)
-    whole = generate(Session(decoder), PROMPT, PlainPlanner(), limits).token_ids
+    decoder, limits = Decoder(tiny_model(variant, seed=4, max_position_embeddings=512)), Limits(100)
+    whole = plainly(decoder, PROMPT, 100)
     mask = SubLayerPlan.of(4, {1, 4})
     with small_memory():
         for plan in (Plan("plain"), Plan.masked("test", mask, 4, branching=((1.0, 3),))):
             session = Session(decoder)
             got = generate(session, PROMPT, ConstantPlanner(plan), limits).token_ids
-            assert compare(Session(decoder), PROMPT, whole, got).kind is not Kind.ERROR
+            assert_same(decoder, PROMPT, whole, got)
             sliding = [
                 lease
                 for lease, group in zip(session.cache.leases, session.cache.pool.groups, strict=True)
@@ -172,14 +178,13 @@ def test_decoding_with_sliding_caches_equals_decoding_with_whole_ones(variant: s
             assert all(lease.first > 0 for lease in sliding)
         prompt = session.prefill(PROMPT, new_tokens=100)
         for _ in range(2):  # the second time the window before the prompt's end has to come back
-            again = decode(session, prompt, ConstantPlanner(plan), limits).token_ids
-            assert compare(Session(decoder), PROMPT, whole, again).kind is not Kind.ERROR
+            assert_same(decoder, PROMPT, whole, decode(session, prompt, ConstantPlanner(plan), limits).token_ids)
 
 
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_what_was_never_written_is_never_read(variant: str) -> None:
     decoder = Decoder(tiny_model(variant, seed=4))
-    expected = generate(Session(decoder), PROMPT[:20], PlainPlanner(), Limits(40)).token_ids
+    expected = plainly(decoder, PROMPT[:20], 40)
     with small_memory():
         pool = decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 2)
         for storage in pool.storage:
@@ -193,37 +198,28 @@ def test_what_was_never_written_is_never_read(variant: str) -> None:
 @pytest.mark.parametrize("variant", FAMILIES)
 def test_a_prompt_that_begins_like_an_earlier_sequence_is_not_run_again(variant: str) -> None:
     """The answer and the routing features are what they are without."""
-    decoder = Decoder(tiny_model(variant, seed=4))
-    # Beyond longrope's switch: the short prompt in between is on the other side of it, and reuses nothing.
-    first, limits = PROMPT[:50] if decoder.rope_switch else PROMPT[:30], Limits(21)
-    shared = {"next turn": len(first) + 16, "system prompt": 0 if decoder.rope_switch else 16, "same": len(first) - 4}
-    with small_memory():
-        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
-        session = Session(decoder, prefixes=prefixes)
-        answer = generate(session, first, PlainPlanner(), limits).token_ids  # which closes the session
-        turns = {
-            "next turn": [*first, *answer, 5, 6, 7, 8, 9],
-            "system prompt": [*first[:18], 3, 3, 3, 3],
-            "same": first,
-        }
-        for name, ids in turns.items():
-            plain, alone = Session(decoder), Session(decoder)
-            prompt = alone.prefill(ids)
+    with prefixed(variant) as (decoder, prefixes):
+        # Beyond longrope's switch: the short prompt in between is on the other side of it, and reuses nothing.
+        first, limits = PROMPT[:50] if decoder.rope_switch else PROMPT[:30], Limits(21)
+        answer = generate(Session(decoder, prefixes=prefixes), first, PlainPlanner(), limits).token_ids
+        for name, ids, shared in (
+            ("next turn", [*first, *answer, 5, 6, 7, 8, 9], len(first) + 16),
+            ("system prompt", [*first[:18], 3, 3, 3, 3], 0 if decoder.rope_switch else 16),
+            ("same", first, len(first) - 4),
+        ):
+            prompt = Session(decoder).prefill(ids)
             session = Session(decoder, prefixes=prefixes)
             again = session.prefill(ids, new_tokens=21)
-            assert session.reused >= shared[name], name
-            assert session.reused or not shared[name]
+            assert session.reused >= shared, name
+            assert session.reused or not shared
             torch.testing.assert_close(again.mean, prompt.mean, atol=1e-4, rtol=1e-4)
             torch.testing.assert_close(again.last, prompt.last, atol=1e-3, rtol=1e-3)
             got = decode(session, again, PlainPlanner(), limits).token_ids
-            expected = generate(plain, ids, PlainPlanner(), limits).token_ids
-            assert compare(Session(decoder), ids, expected, got).kind is not Kind.ERROR
+            assert_same(decoder, ids, plainly(decoder, ids, 21), got)
 
 
 def test_prefixes_of_other_weights_are_not_used() -> None:
-    decoder = Decoder(tiny_model("llama", seed=4))
-    with small_memory():
-        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
+    with prefixed() as (decoder, prefixes):
         for changed, reused in ((False, False), (False, True), (True, False), (False, True)):
             if changed:
                 with torch.no_grad():
@@ -236,9 +232,7 @@ def test_prefixes_of_other_weights_are_not_used() -> None:
 
 
 def test_a_sequence_of_older_weights_that_ends_late_pushes_no_prefix_out() -> None:
-    decoder = Decoder(tiny_model("llama", seed=4))
-    with small_memory():
-        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
+    with prefixed() as (decoder, prefixes):
         older, newer, again = (Session(decoder, prefixes=prefixes) for _ in range(3))
         older.prefill(PROMPT[:30])
         with torch.no_grad():
@@ -251,9 +245,7 @@ def test_a_sequence_of_older_weights_that_ends_late_pushes_no_prefix_out() -> No
 
 
 def test_a_sequence_whose_keys_were_released_is_no_prefix() -> None:
-    decoder = Decoder(tiny_model("llama", seed=4))
-    with small_memory():
-        prefixes = PrefixCache(decoder.new_pool(1600 * decoder.kv_layout.bytes_per_slot, 16))
+    with prefixed() as (decoder, prefixes):
         session = Session(decoder, prefixes=prefixes)
         session.prefill(PROMPT[:30])
         session.release()
@@ -262,11 +254,9 @@ def test_a_sequence_whose_keys_were_released_is_no_prefix() -> None:
 
 
 def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder = Decoder(tiny_model("llama", seed=4, max_position_embeddings=256))
-    with small_memory():
-        pool = decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 4)
-        prefixes = PrefixCache(pool)
-        monkeypatch.setattr("ssd_runtime.sequence.prefix_cache.SHARE", 0.5)
+    monkeypatch.setattr("ssd_runtime.sequence.prefix_cache.SHARE", 0.5)
+    with prefixed(slots=300, most=4) as (decoder, prefixes):
+        pool = prefixes.pool
         for token in range(1, 9):
             session = Session(decoder, prefixes=prefixes)
             session.prefill([token] * 40)
@@ -291,9 +281,7 @@ def test_prefixes_keep_within_their_share_and_give_way(monkeypatch: pytest.Monke
 
 
 def test_states_of_an_answer_count_as_its_keys_do() -> None:
-    decoder = Decoder(tiny_model("llama", seed=4))
-    with small_memory():
-        prefixes = PrefixCache(decoder.new_pool(300 * decoder.kv_layout.bytes_per_slot, 4))
+    with prefixed(slots=300, most=4) as (decoder, prefixes):
         for token in range(1, 5):
             generate(Session(decoder, prefixes=prefixes), [token] * 4, PlainPlanner(), Limits(45))
         states = sum(each.states.bytes for each in prefixes._prefixes)

@@ -11,12 +11,9 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel
 
-from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.cache.mixer_states import MixerStates
@@ -24,11 +21,10 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.mixers import recurrence
 from ssd_runtime.model.mixers.recurrence import CHUNK, FEW, Rows, recur, recur_apart
-from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import PlainPlanner, Plan, Planner
-from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.plan import Plan, Planner
 from ssd_runtime.sequence.session import Session
 from tests.card import stand_in
+from tests.decoding import as_plain, logits_of, plainly, speculate, strategy_of
 from tests.gguf_files import quantised_pair
 from tests.models import ALIKE, HYBRIDS, SHARING, VOCABULARY, tiny_model
 from tests.small_memory import small_memory
@@ -59,11 +55,10 @@ def test_logits_equal_transformers_with_other_settings(feature: str) -> None:
     torch.testing.assert_close(torch.cat(got), expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
 
 
-@torch.inference_mode()
 def test_light_copies_are_scaled_as_the_models_weights_are() -> None:
     decoder, ids = Decoder(tiny_model("falcon-h1")), list(range(3, 43))
     decoder.lighten("8")
-    whole, light = (decoder.logits(Session(decoder).forward(ids, mask)) for mask in (None, decoder.light.mask))
+    whole, light = (logits_of(decoder, ids, mask) for mask in (None, decoder.light.mask))
     assert 0 < (light - whole).norm() < 0.15 * whole.norm()
 
 
@@ -190,22 +185,20 @@ class Anything(Planner):
 @pytest.mark.parametrize("variant", [name for name in ("qwen3", *HYBRIDS, *SHARING) if name not in ALIKE])
 def test_any_plans_give_plain_decoding(variant: str, packed: bool, tmp_path: Path) -> None:
     model = quantised_pair(tmp_path, variant, Type.Q8_0)[0] if packed else tiny_model(variant, seed=2)
-    decoder, limits = Decoder(model), Limits(50)
+    decoder = Decoder(model)
     decoder.lighten("4" if packed else "none")
     assert decoder.light.are_nested == packed
-    plain = generate(Session(decoder), [3, 1, 4], PlainPlanner(), limits).token_ids
-    got = generate(Session(decoder), [3, 1, 4], Anything(decoder, 0), limits)
-    assert got.token_ids == plain
+    got = as_plain(decoder, [3, 1, 4], Anything(decoder, 0), 50)
     assert 0 < got.num_accepted_tokens < got.num_draft_tokens
 
 
 def test_a_card_decodes_what_the_processor_does() -> None:
     """No state, input or index is left on the host."""
     model = tiny_model("qwen3.5", seed=2)
-    plain = generate(Session(Decoder(model)), [3, 1, 4], PlainPlanner(), Limits(12)).token_ids
+    plain = plainly(Decoder(model), [3, 1, 4], 12)
     decoder = Decoder(model.to(stand_in().device))
-    for planner in (Anything(decoder, 0), make_strategy("clasp", read_settings("clasp", []), decoder, None, None)()):
-        assert generate(Session(decoder), [3, 1, 4], planner, Limits(12)).token_ids == plain
+    for planner in (Anything(decoder, 0), strategy_of("clasp", decoder)()):
+        assert speculate(decoder, [3, 1, 4], planner, 12).token_ids == plain
 
 
 def test_a_pool_admits_as_many_sequences_as_it_has_room_for_states() -> None:
@@ -253,68 +246,7 @@ def test_a_prompt_resumes_where_states_are_kept_and_nowhere_else() -> None:
         for ids, known in asked:
             got = scheduler.finish(add(scheduler, ids, limits))
             assert got.num_cached_tokens == known
-            assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), limits).token_ids
-
-
-def hooked_convolution(model: PreTrainedModel) -> None:
-    model.model.layers[0].linear_attn.conv1d.register_forward_hook(lambda *_: None)
-
-
-def hooked_mixer(model: PreTrainedModel) -> None:
-    model.model.layers[0].linear_attn.register_forward_hook(lambda *_: None)
-
-
-def wrapped_convolution(model: PreTrainedModel) -> None:
-    inner = model.model.layers[0].linear_attn.conv1d
-    model.model.layers[0].linear_attn.conv1d = type("Lora", (torch.nn.Conv1d,), {})(4, 4, 2)
-    model.model.layers[0].linear_attn.conv1d.weight = inner.weight
-
-
-def other_activation(model: PreTrainedModel) -> None:
-    model.model.layers[0].linear_attn.activation = "gelu"
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (hooked_convolution, "convolution of a delta layer is adapted, hooked or offloaded"),
-        (wrapped_convolution, "convolution of a delta layer is adapted, hooked or offloaded"),
-        (hooked_mixer, "layers.0.linear_attn has a hook"),
-        (other_activation, "delta layer with the activation 'gelu' is not supported"),
-    ],
-)
-def test_mixers_that_cannot_be_taken_apart_are_refused(change: Any, what: str) -> None:
-    model = tiny_model("qwen3.5")
-    change(model)
-    with pytest.raises(UserError, match=what):
-        Decoder(model)
-
-
-@pytest.mark.parametrize(
-    ("variant", "changes", "what"),
-    [
-        ("lfm2", {"layer_types": ["conv"] * 4}, "a model without attention is not supported"),
-        ("falcon-h1", {"attention_bias": True}, "attention_bias of a Falcon-H1 model is not supported"),
-    ],
-)
-def test_what_no_entry_expresses_is_refused(variant: str, changes: dict[str, Any], what: str) -> None:
-    with pytest.raises(UserError, match=what):
-        Decoder(tiny_model(variant, **changes))
-
-
-@torch.no_grad()
-def test_changes_of_a_mixer_are_followed() -> None:
-    model = tiny_model("granite-hybrid")
-    decoder, ids = Decoder(model), list(range(5, 20))
-    model.model.layers[0].mamba.conv1d.weight.mul_(1.5)
-    model.model.layers[0].mamba.dt_bias.add_(0.3)
-    expected = model(torch.tensor([ids])).logits[0]
-    got = decoder.logits(Session(decoder).forward(ids))
-    torch.testing.assert_close(got, expected, atol=1e-4 * float(expected.abs().max()), rtol=0)
-    before = decoder.version
-    model.model.layers[0].mamba.norm.weight.mul_(1.5)
-    decoder.refresh()
-    assert decoder.version > before, "prefixes of the former weights are of no use"
+            assert got.token_ids == plainly(decoder, ids, 12)
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["hooked later", "hooked before"])
@@ -326,7 +258,7 @@ def test_a_hook_on_the_output_of_a_packed_mixer_changes_nothing_else(before: boo
     decoder = None if before else Decoder(model)
     model.model.layers[0].linear_attn.out_proj.register_forward_hook(lambda *_: None)
     decoder = decoder or Decoder(model)
-    got = decoder.logits(Session(decoder).forward(ids))
+    got = logits_of(decoder, ids)
     torch.testing.assert_close(got, expected, atol=0.03 * float(expected.abs().max()), rtol=0)
 
 

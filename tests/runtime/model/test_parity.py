@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import MethodType
 
@@ -18,16 +19,11 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.loading.checks.parity import require_faithful
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
-from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.sequence.session import Session
+from ssd_runtime.planning.plan import Plan
+from tests.decoding import plainly, speculate, strategy_of
 from tests.models import SharedScale, tiny_model
-from tests.tables import latency_table
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -62,10 +58,9 @@ def test_a_hook_of_all_modules_is_refused_but_a_profilers(register: Callable[...
         decoder = Decoder(model)
     hook = register(lambda module, *values: None)
     try:
-        with pytest.raises(UserError, match="the model has a hook or a forward of its own"):
-            Decoder(model)
-        with pytest.raises(UserError, match="the model has a hook or a forward of its own"):
-            decoder.refresh()
+        for checked in (lambda: Decoder(model), decoder.refresh):
+            with pytest.raises(UserError, match="the model has a hook or a forward of its own"):
+                checked()
     finally:
         hook.remove()
     decoder.refresh()
@@ -110,37 +105,31 @@ def test_a_model_that_computes_something_else_is_refused(change: object, dtype: 
         require_faithful(Decoder(model))
 
 
-def test_rows_that_share_a_scale_are_refused() -> None:
-    model = tiny_model("llama", seed=2)
-    for layer in model.model.layers:
-        layer.mlp.down_proj = SharedScale(layer.mlp.down_proj)
-    with pytest.raises(UserError, match="SharedScale modules compute a row differently where other rows stand"):
-        require_faithful(Decoder(model))
+class ScalePerRow(SharedScale):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return self.inner((x / scale).round() * scale)
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_dynamic_int8_of_torch_is_refused() -> None:
-    """It has one scale of activations for all rows."""
+def test_rows_that_share_a_scale_are_refused_and_those_with_scales_of_their_own_served() -> None:
+    """The dynamic int8 of torch has one scale of activations for all rows."""
     model = tiny_model("llama", seed=2)
     quantised = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     with pytest.raises(UserError, match="Linear modules compute a row differently"):
         require_faithful(Decoder(quantised))
-
-
-def test_modules_that_keep_rows_apart_are_served() -> None:
-    class PerRow(SharedScale):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            scale = x.abs().amax(-1, keepdim=True) / 127
-            return self.inner((x / scale).round() * scale)
-
-    model = tiny_model("llama", seed=2)
-    for layer in model.model.layers:
-        layer.mlp.down_proj = PerRow(layer.mlp.down_proj)
-    require_faithful(Decoder(model))
+    for scaled, asking in (
+        (ScalePerRow, nullcontext()),
+        (SharedScale, pytest.raises(UserError, match="SharedScale modules compute a row differently where other")),
+    ):
+        model = tiny_model("llama", seed=2)
+        for layer in model.model.layers:
+            layer.mlp.down_proj = scaled(layer.mlp.down_proj)
+        with asking:
+            require_faithful(Decoder(model))
 
 
 IDS = [3, 1, 4, 1, 5]
-LIMITS = Limits(40)
 TAKEN_APART: dict[str, Callable[[PreTrainedModel, Path], object]] = {
     "kept on the CPU until needed": lambda model, _: cpu_offload(model, torch.device("cpu")),
     "kept on disk until needed": lambda model, folder: disk_offload(model, folder, torch.device("cpu")),
@@ -159,35 +148,31 @@ TAKEN_APART: dict[str, Callable[[PreTrainedModel, Path], object]] = {
 @pytest.mark.parametrize("family", ["llama", "gemma2"])
 @pytest.mark.parametrize("way", TAKEN_APART)
 def test_an_offloaded_model_decodes_as_it_does_in_one_piece(way: str, family: str, tmp_path: Path) -> None:
-    whole = Decoder(tiny_model(family, seed=2))
-    expected = generate(Session(whole), IDS, PlainPlanner(), LIMITS).token_ids
+    expected = plainly(Decoder(tiny_model(family, seed=2)), IDS, 40)
     model = tiny_model(family, seed=2)
     TAKEN_APART[way](model, tmp_path)
     assert any(parameter.is_meta for parameter in model.parameters()), "weights are away"
     decoder = Decoder(model)
     assert decoder.device.type == "cpu"
     mask = SubLayerPlan.of(decoder.shape.num_layers, {2, 5})
-    for planner in (PlainPlanner(), ConstantPlanner(Plan.masked("test", mask, 4))):
-        assert generate(Session(decoder), IDS, planner, LIMITS).token_ids == expected
+    for plan in (Plan("plain"), Plan.masked("test", mask, 4)):
+        assert speculate(decoder, IDS, plan, 40).token_ids == expected
 
 
 @pytest.mark.parametrize("name", ["auto", "clasp", "knapsack", "swift", "exit"])
 def test_layers_on_other_devices_get_their_inputs_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One memory under three names: the code that moves runs; that nothing is left behind only a GPU can tell."""
-    expected = generate(Session(Decoder(tiny_model("gemma2", seed=2))), IDS, PlainPlanner(), LIMITS).token_ids
+    expected = plainly(Decoder(tiny_model("gemma2", seed=2)), IDS, 40)
     devices = iter([torch.device("cpu"), *[torch.device("cpu", layer % 2) for layer in range(9)]])
     monkeypatch.setattr("ssd_runtime.model.layer.layer.device_of", lambda _: next(devices))
     decoder = Decoder(tiny_model("gemma2", seed=2))
     assert decoder.is_spread
-    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
-    make = make_strategy(name, read_settings(name, []), decoder, None, table)
-    assert generate(Session(decoder), IDS, make(), LIMITS).token_ids == expected
+    assert speculate(decoder, IDS, strategy_of(name, decoder)(), 40).token_ids == expected
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 1, reason="no CUDA device")
 def test_a_model_half_on_a_gpu() -> None:
-    whole = Decoder(tiny_model("llama", seed=2))
-    expected = generate(Session(whole), IDS, PlainPlanner(), LIMITS).token_ids
+    expected = plainly(Decoder(tiny_model("llama", seed=2)), IDS, 40)
     model = tiny_model("llama", seed=2)
     last = len(model.model.layers) - 1
     places = {f"model.layers.{layer}": "cpu" if layer < last else 0 for layer in range(last + 1)}
@@ -196,7 +181,5 @@ def test_a_model_half_on_a_gpu() -> None:
     dispatch_model(model, {**places, **ends}, main_device="cpu")
     decoder = Decoder(model)
     assert decoder.is_spread
-    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
     for name in ("plain", "auto", "clasp", "knapsack", "swift", "exit"):
-        make = make_strategy(name, read_settings(name, []), decoder, None, table)
-        assert generate(Session(decoder), IDS, make(), LIMITS).token_ids == expected
+        assert speculate(decoder, IDS, strategy_of(name, decoder)(), 40).token_ids == expected

@@ -14,8 +14,6 @@ from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.cache.kv_cache import LOOKBACK
 from ssd_runtime.model.decoder import Decoder
@@ -24,19 +22,16 @@ from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.swift import TREE, SwiftSearch
-from ssd_runtime.planning.plan import PlainPlanner
-from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.settings import SwiftSettings
-from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.gaussian import most_promising
 from ssd_runtime.search.knapsack import searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates
 from ssd_runtime.search.weights import Weights
 from ssd_runtime.sequence.session import Session
+from tests.decoding import as_plain, plainly, speculate, strategy_of
 from tests.models import tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, profile
@@ -55,29 +50,15 @@ FAST: dict[str, list[str]] = {
 }
 
 
-def strategy(name: str, *assignments: str, decoder: Decoder = DECODER) -> MakePlanner:
-    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
-    return make_strategy(name, read_settings(name, list(assignments)), decoder, None, table)
-
-
-def plainly(ids: list[int], new: int) -> list[int]:
-    return generate(Session(DECODER), ids, PlainPlanner(), Limits(new)).token_ids
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.9, top_p=0.95, repetition_penalty=1.1, seed=3)])
 @pytest.mark.parametrize("name", sorted(FAST))
 def test_a_stream_of_prompts_gives_plain_decoding(
     name: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ssd_runtime.planning.auto.auto.Stream", stream_by_the_table)
-    make = strategy(name, *FAST[name])
-    drafted = 0
-    for ids in ([7, 7, 9], [1, 2, 3, 4]):
-        got = generate(Session(DECODER, sampling), ids, make(), Limits(50))
-        plain = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(50))
-        assert got.token_ids == plain.token_ids
-        drafted += got.num_draft_tokens
-    assert drafted > 5
+    make = strategy_of(name, DECODER, *FAST[name])
+    answers = [as_plain(DECODER, ids, make(), 50, sampling) for ids in ([7, 7, 9], [1, 2, 3, 4])]
+    assert sum(answer.num_draft_tokens for answer in answers) > 5
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
@@ -86,8 +67,7 @@ def test_auto_with_masks_and_guesses_behind_them_gives_plain_decoding(sampling: 
     masks = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}
     stream, reasons = stream_by_the_table(), set[str]()
     for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
-        got = generate(Session(DECODER, sampling), ids, AutoPlanner(masks, {}, HEADS, None, table, stream), Limits(90))
-        assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
+        got = as_plain(DECODER, ids, AutoPlanner(masks, {}, HEADS, None, table, stream), 90, sampling)
         reasons |= {cycle.plan.reason.partition(" ")[0] for cycle in got.cycles}
     assert {"draft", "lookup"} <= reasons
 
@@ -100,9 +80,7 @@ def test_auto_with_early_exits_gives_plain_decoding(sampling: SamplingParams) ->
         stream, begun = stream_by_the_table(), 0
         for ids in ([7, 7, 9], [1, 2, 3, 4], [5, 6] * 9):
             planner = AutoPlanner({}, {"mix": choice}, HEADS, None, table, stream)
-            got = generate(Session(DECODER, sampling), ids, planner, Limits(90))
-            assert got.token_ids == generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(90)).token_ids
-            begun += sum(cycle.begun for cycle in got.cycles)
+            begun += sum(cycle.begun for cycle in as_plain(DECODER, ids, planner, 90, sampling).cycles)
         assert begun
 
 
@@ -112,10 +90,7 @@ def test_models_of_few_layers(name: str, layers: int, monkeypatch: pytest.Monkey
     """A single layer cannot be skipped, but exits before it, and guesses, draft all the same."""
     monkeypatch.setattr("ssd_runtime.planning.auto.auto.Stream", stream_by_the_table)
     decoder = Decoder(tiny_model("llama", seed=3, num_hidden_layers=layers))
-    plain = generate(Session(decoder), [3, 5], PlainPlanner(), Limits(30)).token_ids
-    make = strategy(name, *FAST[name], decoder=decoder)
-    got = generate(Session(decoder), [3, 5], make(), Limits(30))
-    assert got.token_ids == plain
+    got = as_plain(decoder, [3, 5], strategy_of(name, decoder, *FAST[name])(), 30)
     assert bool(got.num_draft_tokens) == (layers > 1 or name in ("auto", "exit", "lookup"))
 
 
@@ -136,8 +111,7 @@ DRAFTLESS = {
     ],
 )
 def test_extreme_parameters(name: str, extreme: str) -> None:
-    got = generate(Session(DECODER), [7, 7, 9], strategy(name, *FAST[name], extreme)(), Limits(40))
-    assert got.token_ids == plainly([7, 7, 9], 40)
+    got = as_plain(DECODER, [7, 7, 9], strategy_of(name, DECODER, *FAST[name], extreme)(), 40)
     assert bool(got.num_draft_tokens) == (f"{name} {extreme}" not in DRAFTLESS)
 
 
@@ -145,7 +119,8 @@ def test_extreme_parameters(name: str, extreme: str) -> None:
 def test_a_search_keeps_the_keys_of_the_longest_drafts(name: str, window: int, tokens: int) -> None:
     """Else a sliding layer has dropped keys of the tokens that the search looks at."""
     session = Session(DECODER)
-    strategy(name, f"window={window}", "max_draft=64")().start(session, session.prefill([7, 7, 9]))
+    planner = strategy_of(name, DECODER, f"window={window}", "max_draft=64")()
+    planner.start(session, session.prefill([7, 7, 9]))
     assert session.cache.lookback >= tokens > LOOKBACK
 
 
@@ -153,8 +128,9 @@ def recent_reference(tokens: int) -> ReferenceStates:
     """States of the last of some tokens that the model has just generated."""
     session, ids, recent = Session(DECODER), [3, 1, 4, 1, 5], RecentStates(1)
     session.prefill(ids)
-    recent.add(session.forward_states(plainly(ids, tokens)))
-    session.commit(plainly(ids, tokens))
+    answer = plainly(DECODER, ids, tokens)
+    recent.add(session.forward_states(answer))
+    session.commit(answer)
     return ModelRunner(DECODER).finish(recent.referencing(session, 1))
 
 
@@ -188,11 +164,11 @@ def test_clasps_programme_comes_close_to_brute_force(count: int) -> None:
 
 
 def test_swift_finds_weak_layers_and_keeps_them_for_the_stream() -> None:
-    steps = "window=16", "steps=200", "enough=1", "idle=200", "bayes_interval=10"
-    make = strategy("swift", *steps, "skip=0.3", "protect=0")  # the uniform mask then begins with a layer that matters
+    settings = "window=16", "steps=200", "enough=1", "idle=200", "bayes_interval=10", "skip=0.3", "protect=0"
+    make = strategy_of("swift", DECODER, *settings)  # the uniform mask then begins with a layer that matters
     search = make()._search  # type: ignore[attr-defined]
     before = search.best
-    runs = [generate(Session(DECODER), [seed, 5, seed], make(), Limits(150)) for seed in range(1, 9)]
+    runs = [speculate(DECODER, [seed, 5, seed], make(), 150) for seed in range(1, 9)]
     assert search.tried > 30, "the search goes on from prompt to prompt"
     assert len(set(search.best) & set(WEAK)) > len(set(before) & set(WEAK))
     assert runs[-1].num_accepted_tokens / runs[-1].num_draft_tokens > 0.5
@@ -217,19 +193,17 @@ def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> Non
 def test_swift_with_lighter_sublayers_changes_nothing(share: str) -> None:
     decoder = Decoder(MODEL)
     with pytest.raises(UserError, match="--set light="):
-        strategy("swift", f"light={share}", decoder=decoder)
+        strategy_of("swift", decoder, f"light={share}")
     decoder.lighten("8")
-    make = strategy("swift", "window=8", "steps=20", f"light={share}", decoder=decoder)
+    make = strategy_of("swift", decoder, "window=8", "steps=20", f"light={share}")
     for ids in ([1, 2, 3], [9, 5, 9, 5]):
-        got = generate(Session(decoder), ids, make(), Limits(60))
-        assert got.token_ids == generate(Session(decoder), ids, PlainPlanner(), Limits(60)).token_ids
+        got = as_plain(decoder, ids, make(), 60)
         assert any(cycle.plan.mask is not None and cycle.plan.mask.light for cycle in got.cycles)
 
 
 def test_without_steps_swift_keeps_the_uniform_mask() -> None:
     """Every other layer, the first and the last kept."""
-    make = strategy("swift", "steps=0")
-    got = generate(Session(DECODER), [5, 6], make(), Limits(60))
+    got = speculate(DECODER, [5, 6], strategy_of("swift", DECODER, "steps=0")(), 60)
     [mask] = {cycle.plan.mask for cycle in got.cycles}
     assert mask.mixers_skipped == mask.mlps_skipped == 4
     assert not {0, 1, 14, 15} & set(mask)

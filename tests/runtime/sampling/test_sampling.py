@@ -20,7 +20,7 @@ from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.commands.run_options import SamplingOptions
 from ssd_runtime.drafting.early_exit import EarlyExit
-from ssd_runtime.engine.loop import decode, generate
+from ssd_runtime.engine.loop import decode
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
@@ -33,6 +33,7 @@ from ssd_runtime.sampling.sampler import Sampler, draw, gumbel
 from ssd_runtime.sampling.seeds import seed_generator
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.serving.http.logits import CountPenalties
+from tests.decoding import as_plain, plainly, speculate
 from tests.models import VOCABULARY, tiny_model
 
 LAYERS = 4
@@ -105,10 +106,7 @@ def test_a_resumed_answer_repeats_no_random_numbers(rejection: bool) -> None:
 def test_every_bit_of_a_seed_counts() -> None:
     """Seeds of 64 bits, negative ones included, have outputs of their own; small ones keep torch's stream."""
     seeds = [3, 3 + (1 << 32), 3 + (1 << 33), 3 + (1 << 62), 3 << 32, -1, (1 << 32) - 1, (1 << 63) - 1, -(1 << 63)]
-    outputs = {
-        tuple(generate(Session(DECODER, SamplingParams(1.0, seed=seed)), [3, 1], PlainPlanner(), Limits(12)).token_ids)
-        for seed in seeds
-    }
+    outputs = {tuple(plainly(DECODER, [3, 1], 12, SamplingParams(1.0, seed=seed))) for seed in seeds}
     assert len(outputs) == len(seeds)
     generator = torch.Generator()
     seed_generator(generator, 3)
@@ -132,8 +130,8 @@ def test_a_repetition_penalty_is_that_of_generate(penalty: float) -> None:
         torch.tensor([ids]), max_new_tokens=30, do_sample=False, repetition_penalty=penalty, eos_token_id=None
     )
     for plan in (Plan("plain"), *PLANS.values()):
-        session = Session(DECODER, SamplingParams(repetition_penalty=penalty))
-        assert generate(session, ids, ConstantPlanner(plan), Limits(30)).token_ids == expected[0, len(ids) :].tolist()
+        got = speculate(DECODER, ids, plan, 30, SamplingParams(repetition_penalty=penalty))
+        assert got.token_ids == expected[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-39, 9e-4])
@@ -141,20 +139,18 @@ def test_a_temperature_that_no_logits_can_be_divided_by_is_greedy(temperature: f
     """Filters keep the most probable token, so that they may be given as at any other temperature."""
     cold = SamplingParams(temperature, top_p=0.9, seed=3, rejection=True)
     filters = RowProcessors(filters_of(cold), torch.empty(0, dtype=torch.long))
-    expected = generate(Session(DECODER), [3, 1], PlainPlanner(), Limits(12)).token_ids
+    expected = plainly(DECODER, [3, 1], 12)
     for sampling in (cold, replace(cold, processors=filters)):
         for plan in (Plan("plain"), *PLANS.values()):
-            got = generate(Session(DECODER, sampling), [3, 1], ConstantPlanner(plan), Limits(12))
-            assert got.token_ids == expected
+            assert speculate(DECODER, [3, 1], plan, 12, sampling).token_ids == expected
 
 
 @pytest.mark.parametrize("processor", [SequenceBiasLogitsProcessor({(7,): 100.0}), CountPenalties(2, 0.0, 50.0)])
 def test_penalties_and_biases_of_a_server_shape_drafts_too(processor: LogitsProcessor) -> None:
     sampling = SamplingParams(processors=RowProcessors([processor], torch.empty(0, dtype=torch.long)))
     whole = Plan.masked("all", SubLayerPlan.of(LAYERS, set()), 4)
-    got = generate(Session(DECODER, sampling), [3, 1], ConstantPlanner(whole), Limits(60))
+    got = as_plain(DECODER, [3, 1], whole, 60, sampling)
     assert got.num_accepted_tokens == got.num_draft_tokens > 40
-    assert got.token_ids == generate(Session(DECODER, sampling), [3, 1], PlainPlanner(), Limits(60)).token_ids
 
 
 @pytest.mark.parametrize(
