@@ -24,16 +24,49 @@ from tests.native_blocks import Block, any_activation, any_connection, any_weigh
 pytestmark = pytest.mark.usefixtures("threads")
 needs_native = pytest.mark.usefixtures("instructions")
 SCRIPT = """
-import os, sys, torch
+import os, pathlib, time, torch
 from ssd_runtime.weights.kernels.native import Native, rounded
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 found = rounded(torch.randn(2048, 256), 8)
 kernel = Native.of_blocks(found.kept, [found.blocks], 256)
-torch.set_num_threads(3)
-kernel.own_threads = sys.argv[1] == "own"
+kernel.own_threads = True
 x = torch.randn(2, 256)
+
+tasks = pathlib.Path("/proc/self/task")
+def threads():
+    return len(list(tasks.iterdir()))
+def sleeps():
+    texts = {each: (each / "status").read_text() for each in tasks.iterdir()}
+    return {each: int(text.split("\\nvoluntary_ctxt_switches:")[1].split()[0]) for each, text in texts.items()}
+
+# As many threads as torch has: a call starts those that are missing, and a lone one none.
+counts = []
+for count in (2, 1, 2, 4, 3):
+    torch.set_num_threads(count)
+    kernel(x)
+    counts.append(threads())
+print([count - counts[0] for count in counts])
+
+# A forked process has threads of its own, and both processes end.
+before = kernel(x)
+child = os.fork()
+after = kernel(x)
+if not child:
+    os._exit(0 if torch.equal(before, after) and threads() == 3 else 1)
+print(os.waitpid(child, 0)[1], torch.equal(before, after))
+
+# Threads that a call does not want sleep on: to wake them takes longer than a loop. A later call that wants them does.
+for count in (9, 2, 9):
+    torch.set_num_threads(count)
+    kernel(x)
+    time.sleep(0.2)
+    before = sleeps()
+    for _ in range(100):
+        kernel(x)
+        time.sleep(0.001)
+    print(sum(count - before[each] > 10 for each, count in sleeps().items()))
 """
 
 
@@ -102,70 +135,11 @@ def test_torch_has_one_thread_between_steps_in_the_calling_thread_alone() -> Non
     assert torch.get_num_threads() == 3
 
 
-def run(work: str, threads: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code after `SCRIPT`; a process that hangs fails."""
-    command = [sys.executable, "-c", SCRIPT + work, threads]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=300)
-
-
-@pytest.mark.skipif(library() is None or not hasattr(__import__("os"), "fork"), reason="needs the C code and fork")
-def test_a_forked_process_has_threads_of_its_own() -> None:
-    """And both processes end."""
-    done = run(
-        """
-before = kernel(x)
-child = os.fork()
-after = kernel(x)
-threads = len(os.listdir("/proc/self/task"))
-if not child:
-    os._exit(0 if torch.equal(before, after) and threads == 3 else 1)
-assert os.waitpid(child, 0)[1] == 0 and torch.equal(before, after)
-""",
-        "own",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @pytest.mark.skipif(library() is None or not Path("/proc/self/task").exists(), reason="needs the C code and Linux")
-def test_there_are_as_many_threads_as_torch_has() -> None:
-    """A call starts those that are missing, and a lone one none."""
-    done = run(
-        """
-counts = []
-for threads in (2, 1, 2, 4, 3):
-    torch.set_num_threads(threads)
-    kernel(x)
-    counts.append(len(os.listdir("/proc/self/task")))
-print([count - counts[0] for count in counts])
-""",
-        "own",
-    )
-    assert (done.stdout, done.stderr) == ("[0, 0, 0, 2, 2]\n", "")
-
-
-@pytest.mark.skipif(library() is None or not Path("/proc/self/task").exists(), reason="needs the C code and Linux")
-def test_threads_that_a_call_does_not_want_sleep_on() -> None:
-    """To wake them at every loop takes longer than a loop; those of a later call that wants them do."""
-    done = run(
-        """
-import pathlib, time
-tasks = pathlib.Path("/proc/self/task")
-def sleeps():
-    texts = {each: (each / "status").read_text() for each in tasks.iterdir()}
-    return {each: int(text.split("\\nvoluntary_ctxt_switches:")[1].split()[0]) for each, text in texts.items()}
-for threads in (9, 2, 9):
-    torch.set_num_threads(threads)
-    kernel(x)
-    time.sleep(0.2)
-    before = sleeps()
-    for _ in range(100):
-        kernel(x)
-        time.sleep(0.001)
-    print(sum(count - before[each] > 10 for each, count in sleeps().items()))
-""",
-        "own",
-    )
-    assert (done.stdout, done.stderr) == ("9\n2\n9\n", "")
+def test_threads_come_with_calls_and_forks_and_sleep_where_none_wants_them() -> None:
+    """In a process of its own; one that hangs fails."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], check=False, capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr) == ("[0, 0, 0, 2, 2]\n0 True\n9\n2\n9\n", "")
 
 
 @pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")

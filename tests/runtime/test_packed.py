@@ -35,6 +35,8 @@ from tests.models import HYBRIDS, tiny_model
 
 DENSE_HYBRIDS = [variant for variant in HYBRIDS if variant in ("lfm2", "qwen3.5", "granite-hybrid")]
 """Rounding sends rows of random mixtures to other experts."""
+needs_native = pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
+CODES = ("native", "aten")
 
 
 def blocks_of(kind: Type) -> np.ndarray:
@@ -42,7 +44,7 @@ def blocks_of(kind: Type) -> np.ndarray:
     return random_blocks(kind, 48, 3 * GGML_QUANT_SIZES[kind][0])
 
 
-@pytest.fixture(params=["native", "aten"])
+@pytest.fixture(params=CODES)
 def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Our own kernels, if they run here, and aten's."""
     if request.param == "aten":
@@ -67,8 +69,15 @@ def test_a_kernels_row_is_the_same_to_the_bit_whatever_stands_beside_it(rows: in
         assert torch.equal(kernel(x)[0], kernel(x[:1])[0]), kernel.name
 
 
-@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q4_1, Type.Q8_0], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("variant", ["llama", "llama-biases", "qwen2", "qwen2-untied", "qwen3", *DENSE_HYBRIDS])
+FILES = [
+    (variant, kind, CODES[(first + second) % 2])
+    for first, variant in enumerate(("llama", "llama-biases", "qwen2", "qwen2-untied", "qwen3", *DENSE_HYBRIDS))
+    for second, kind in enumerate((Type.Q4_0, Type.Q4_1, Type.Q8_0))
+]
+"""Every variant in files of every kind and by both codes, and every kind by both."""
+
+
+@pytest.mark.parametrize(("variant", "kind", "code"), FILES, ids=str, indirect=["code"])
 @torch.inference_mode()
 def test_a_packed_model_is_the_files_model(variant: str, kind: Type, code: str, tmp_path: Path) -> None:
     packed, file, reference = quantised_pair(tmp_path, variant, kind)
@@ -99,6 +108,7 @@ def test_a_vocabulary_of_any_size_is_held_as_others_are(kind: Type, code: str, t
     assert kernels[0] == kernels[1] or code == "aten"
 
 
+@needs_native
 @pytest.mark.parametrize(
     ("variant", "kinds", "kv_bits"),
     [
@@ -113,11 +123,9 @@ def test_a_vocabulary_of_any_size_is_held_as_others_are(kind: Type, code: str, t
 )
 @torch.inference_mode()
 def test_our_own_code_gives_a_row_the_same_bits_in_every_forward(
-    variant: str, kinds: dict[str, Type], kv_bits: int | None, code: str, tmp_path: Path
+    variant: str, kinds: dict[str, Type], kv_bits: int | None, tmp_path: Path
 ) -> None:
     """In forwards of any size, on every path of a tree, beside other sequences, and whatever unused slots hold."""
-    if code == "aten":
-        pytest.skip("aten's attention depends on the number of keys")
     packed, _, _ = quantised_pair(tmp_path, variant, Type.Q8_0, kinds)
     decoder = Decoder(packed, kv_bits=kv_bits)
     require_faithful(decoder)
@@ -177,6 +185,7 @@ def test_a_kernel_that_projections_share_runs_once_beside_a_dense_one(tmp_path: 
     assert whole_calls([attention.q_proj, attention.v_proj]) == [attention.q_proj, attention.v_proj]
 
 
+@needs_native
 @pytest.mark.parametrize(
     ("name", "assignments"),
     [
@@ -187,10 +196,8 @@ def test_a_kernel_that_projections_share_runs_once_beside_a_dense_one(tmp_path: 
     ],
 )
 def test_drafts_on_keys_of_8_bits_give_plain_decodings_tokens(
-    name: str, assignments: list[str], code: str, tmp_path: Path
+    name: str, assignments: list[str], tmp_path: Path
 ) -> None:
-    if code == "aten":
-        pytest.skip("only our own attention reads them")
     packed, _, _ = quantised_pair(tmp_path, "qwen3", Type.Q8_0)
     decoder, whole = Decoder(packed, kv_bits=8), Decoder(packed)
     assert 3 * decoder.kv_layout.bytes_per_slot < whole.kv_layout.bytes_per_slot
@@ -200,22 +207,18 @@ def test_drafts_on_keys_of_8_bits_give_plain_decodings_tokens(
     assert any(answer.num_draft_tokens for answer in answers)
 
 
-@pytest.mark.parametrize("variant", ["lfm2", "qwen3.5", "granite-hybrid"])
-def test_hybrids_keep_keys_of_8_bits_too(variant: str, code: str, tmp_path: Path) -> None:
-    if code == "aten":
-        pytest.skip("only our own attention reads them")
+@needs_native
+@pytest.mark.parametrize("variant", DENSE_HYBRIDS)
+def test_hybrids_keep_keys_of_8_bits_too(variant: str, tmp_path: Path) -> None:
     packed, _, _ = quantised_pair(tmp_path, variant, Type.Q8_0)
     decoder = Decoder(packed, kv_bits=8)
     require_faithful(decoder)
     as_plain(decoder, list(range(3, 40)), Plan.masked("test", SubLayerPlan.of(4, {2, 5}), 4), 24)
 
 
+@needs_native
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q6_K], ids=lambda kind: kind.name)
-def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tokens(
-    kind: Type, code: str, tmp_path: Path
-) -> None:
-    if code == "aten":
-        pytest.skip("aten's kernels have no planes")
+def test_drafts_on_a_files_high_bits_take_no_memory_and_give_plain_decodings_tokens(kind: Type, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     packed, _, _ = quantised_pair(tmp_path, "qwen3", kind, **sizes)
     decoder = Decoder(packed, 0)
