@@ -35,12 +35,16 @@ LONG = {
     "exit": ["threshold=0", "width=24", "depth=1"],
 }
 PROMPT = list(range(3, 13))
-CASES = [
-    ("phi3-longrope", SamplingParams(0.8, top_p=0.9, seed=5)),
-    ("gemma3", SamplingParams(1.0, seed=2, rejection=True)),
-    ("qwen3.5", GREEDY),
-    ("lfm2", SamplingParams(0.8, seed=3)),
-]
+SAMPLINGS = {
+    "phi3-longrope": SamplingParams(0.8, top_p=0.9, seed=5),
+    "gemma3": SamplingParams(1.0, seed=2, rejection=True),
+    "qwen3.5": GREEDY,
+    "lfm2": SamplingParams(0.8, seed=3),
+}
+CASES = [(name, variant) for name in ("mask", "tree", "stops") for variant in SAMPLINGS]
+CASES += [(name, "phi3-longrope") for name in LONG]
+CASES += [("swift", "lfm2"), ("clasp", "qwen3.5"), ("knapsack", "lfm2"), ("del", "qwen3.5"), ("exit", "lfm2")]
+"""Every plan with every variant, and every search with positions that turn and with states."""
 
 
 def planner(name: str, decoder: Decoder) -> Planner:
@@ -98,14 +102,13 @@ def test_a_step_of_others_waits_for_a_long_draft_no_longer_than_is_stated(name: 
     assert any(cycle.held for cycle in finished.cycles) == bool(behind), "the others' steps are not the drafts' time"
 
 
-@pytest.mark.parametrize(("variant", "sampling"), CASES, ids=["longrope", "sliding", "delta", "convolution"])
-@pytest.mark.parametrize("name", ["mask", "tree", "stops", *LONG])
+@pytest.mark.parametrize(("name", "variant"), CASES)
 def test_a_request_that_loses_its_memory_within_a_draft_goes_on_where_it_was(
-    name: str, variant: str, sampling: SamplingParams, monkeypatch: pytest.MonkeyPatch
+    name: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step is as short as can be, and every fifth one takes all memory of one request, whatever that waits for."""
     monkeypatch.setattr("ssd_runtime.planning.papers.swift.LATER", 8)
-    decoder = Decoder(tiny_model(variant, seed=3))
+    decoder, sampling = Decoder(tiny_model(variant, seed=3)), SAMPLINGS[variant]
     prompts = [PROMPT, [7, 8]]
     whole, cut, within = list[Job[Generation]](), list[Job[Generation]](), 0
     with small_memory():
