@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -33,15 +34,30 @@ DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 1e4}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 GRANITE = {"embedding_multiplier": 3.0, "attention_multiplier": 0.2, "residual_multiplier": 0.4, "logits_scaling": 2.0}
 EXPERTS: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3}
+LOCAL_EXPERTS: dict[str, Any] = {"num_local_experts": 6, "num_experts_per_tok": 3}
+FEW_EXPERTS: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 2}
+SHARED_EXPERT: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
+SLIDING = {"sliding_window": WINDOW}
+THREE_SLIDE: dict[str, Any] = {
+    **SLIDING,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+CONVOLUTIONS = {"layer_types": ["conv", "conv", "full_attention", "conv"]}
 DELTA_NETS: dict[str, Any] = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 6,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    "rope_parameters": {**DEFAULT_ROPE, "partial_rotary_factor": 0.5},
 }
-GRANITE_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+
 GRANITE_HYBRID: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "mamba_n_heads": 4,
@@ -52,16 +68,18 @@ GRANITE_HYBRID: dict[str, Any] = {
     **GRANITE,
 }
 GEMMA4: dict[str, Any] = {
-    "sliding_window": WINDOW,
+    **SLIDING,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
     "global_head_dim": 16,
     "hidden_size_per_layer_input": 12,
     "vocab_size_per_layer_input": VOCABULARY,
     "final_logit_softcapping": 5.0,
 }
+ORIGINAL = {"original_max_position_embeddings": SWITCH}
+LONGROPE = {**ORIGINAL, "rope_type": "longrope", "rope_theta": 1e4}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {"tie_word_embeddings": True}),
-    "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-biases": ("llama", BIASES),
     "llama-no-groups": ("llama", {"num_key_value_heads": 4}),
     "llama-one-kv-head": ("llama", {"num_key_value_heads": 1}),
     "llama-wide-heads": ("llama", {"head_dim": 16}),
@@ -86,43 +104,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-untied": ("qwen2", {}),
     "qwen3": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-wide-heads": ("qwen3", {"head_dim": 16}),
-    "qwen3-sliding": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
-    ),
+    "qwen3-sliding": ("qwen3", {**SLIDING, "use_sliding_window": True, "max_window_layers": 2}),
     "mistral": ("mistral", {"sliding_window": None}),
-    "mistral-sliding": ("mistral", {"sliding_window": WINDOW}),
+    "mistral-sliding": ("mistral", SLIDING),
     "phi3": ("phi3", {"resid_pdrop": 0.1}),
-    "phi3-sliding": ("phi3", {"sliding_window": WINDOW}),
+    "phi3-sliding": ("phi3", SLIDING),
     "phi3-partial-rope": ("phi3", {"partial_rotary_factor": 0.5}),
     "phi3-longrope": (
         "phi3",
         {
-            "original_max_position_embeddings": SWITCH,
-            "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
-                "short_factor": [1.0, 1.1, 1.2, 1.3],
-                "long_factor": [1.5, 2.0, 3.0, 4.0],
-                "original_max_position_embeddings": SWITCH,
-            },
+            **ORIGINAL,
+            "rope_parameters": {**LONGROPE, "short_factor": [1.0, 1.1, 1.2, 1.3], "long_factor": [1.5, 2.0, 3.0, 4.0]},
         },
     ),
-    "gemma2": ("gemma2", {"sliding_window": WINDOW, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0}),
-    "gemma2-no-caps": (
-        "gemma2",
-        {"sliding_window": WINDOW, "attn_logit_softcapping": None, "final_logit_softcapping": None},
-    ),
+    "gemma2": ("gemma2", {**SLIDING, "query_pre_attn_scalar": 5, "attn_logit_softcapping": 2.0}),
+    "gemma2-no-caps": ("gemma2", {**SLIDING, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": (
         "gemma3_text",
         {
-            "sliding_window": WINDOW,
-            "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            **THREE_SLIDE,
             "query_pre_attn_scalar": 20,
             "final_logit_softcapping": 5.0,
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                "sliding_attention": DEFAULT_ROPE,
             },
         },
     ),
@@ -145,102 +150,64 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-no-groups": ("olmo2", {"num_key_value_heads": 4}),
     "granite": ("granite", GRANITE),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 0]}),
-    "smollm3-sliding": (
-        "smollm3",
-        {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": WINDOW},
-    ),
+    "smollm3-sliding": ("smollm3", {**SLIDING, "no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True}),
     "phi3-longrope-partial": (
         "phi3",  # Phi-4-mini
         {
-            "original_max_position_embeddings": SWITCH,
+            **ORIGINAL,
             "partial_rotary_factor": 0.75,
             "tie_word_embeddings": True,
             "hidden_size": 64,
             "head_dim": 16,
             "rope_parameters": {
-                "rope_type": "longrope",
-                "rope_theta": 1e4,
+                **LONGROPE,
                 "partial_rotary_factor": 0.75,
                 "short_factor": [1.0, 1.05, 1.1, 1.15, 1.2, 1.3],
                 "long_factor": [1.5, 2.0, 2.5, 3.0, 3.5, 4.0],
-                "original_max_position_embeddings": SWITCH,
             },
         },
     ),
-    "olmo3-sliding": ("olmo3", {"sliding_window": WINDOW}),
+    "olmo3-sliding": ("olmo3", SLIDING),
     "exaone4": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
-    "exaone4-sliding": (
-        "exaone4",
-        {"sliding_window": WINDOW, "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"]},
-    ),
+    "exaone4-sliding": ("exaone4", THREE_SLIDE),
     "hunyuan": (
         "hunyuan_v1_dense",
-        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+        {"rope_parameters": {**DEFAULT_ROPE, "rope_type": "dynamic", "alpha": 50.0, "factor": 1.0}},
     ),
     "glm": ("glm", {"attention_bias": True}),
     "glm4": ("glm4", {"attention_bias": True}),
     "qwen3-moe": ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 24, "norm_topk_prob": True}),
     "qwen3-moe-sliding-dense-layers": (
         "qwen3_moe",
-        {
-            **EXPERTS,
-            "moe_intermediate_size": 24,
-            "mlp_only_layers": [2],
-            "use_sliding_window": True,
-            "sliding_window": WINDOW,
-        },
+        {**EXPERTS, **SLIDING, "moe_intermediate_size": 24, "mlp_only_layers": [2], "use_sliding_window": True},
     ),
     "olmoe": ("olmoe", EXPERTS),
-    "granitemoe": ("granitemoe", {"num_local_experts": 6, "num_experts_per_tok": 3, **GRANITE}),
-    "gpt-oss-sliding": (
-        "gpt_oss",
-        {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": WINDOW, "rope_parameters": DEFAULT_ROPE},
-    ),
-    "mixtral": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
-    "mixtral-sliding": ("mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": WINDOW}),
-    "lfm2": ("lfm2", {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_bias": True}),
+    "granitemoe": ("granitemoe", {**LOCAL_EXPERTS, **GRANITE}),
+    "gpt-oss-sliding": ("gpt_oss", {**LOCAL_EXPERTS, **SLIDING, "rope_parameters": DEFAULT_ROPE}),
+    "mixtral": ("mixtral", FEW_EXPERTS),
+    "mixtral-sliding": ("mixtral", {**FEW_EXPERTS, **SLIDING}),
+    "lfm2": ("lfm2", {**CONVOLUTIONS, "conv_bias": True}),
     "qwen3.5": ("qwen3_5_text", DELTA_NETS),
-    "qwen3.5-moe": (
-        "qwen3_5_moe_text",
-        {
-            **DELTA_NETS,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-        },
-    ),
+    "qwen3.5-moe": ("qwen3_5_moe_text", {**DELTA_NETS, **SHARED_EXPERT}),
     "granite-shared-expert": (
         "granitemoeshared",
-        {**GRANITE_EXPERTS, "shared_intermediate_size": 40, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
+        {**FEW_EXPERTS, "shared_intermediate_size": 40, "embedding_multiplier": 3.0, "residual_multiplier": 0.4},
     ),
-    "granite-hybrid-experts": (
-        "granitemoehybrid",
-        {**GRANITE_HYBRID, **GRANITE_EXPERTS, "shared_intermediate_size": 40},
-    ),
+    "granite-hybrid-experts": ("granitemoehybrid", {**GRANITE_HYBRID, **FEW_EXPERTS, "shared_intermediate_size": 40}),
     "granite-hybrid": ("granitemoehybrid", {**GRANITE_HYBRID, "num_local_experts": 0, "shared_intermediate_size": 56}),
-    "ministral-sliding": (
-        "ministral",
-        {"sliding_window": WINDOW, "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention"]},
-    ),
+    "ministral-sliding": ("ministral", THREE_SLIDE),
     "ministral3": (
         "ministral3",
         {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.15}},
     ),
-    "seed-oss": ("seed_oss", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
+    "seed-oss": ("seed_oss", {**BIASES, "attention_out_bias": True}),
     "ernie-4.5": ("ernie4_5", {"use_bias": True, "tie_word_embeddings": True}),
-    "helium": ("helium", {"attention_bias": True, "mlp_bias": True}),
-    "arcee": ("arcee", {"attention_bias": True, "mlp_bias": True}),
+    "helium": ("helium", BIASES),
+    "arcee": ("arcee", BIASES),
     "apertus": ("apertus", {"attention_bias": True}),
     "lfm2-moe": (
         "lfm2_moe",
-        {
-            **EXPERTS,
-            "layer_types": ["conv", "conv", "full_attention", "conv"],
-            "moe_intermediate_size": 24,
-            "num_dense_layers": 1,
-            "routed_scaling_factor": 1.7,
-        },
+        {**EXPERTS, **CONVOLUTIONS, "moe_intermediate_size": 24, "num_dense_layers": 1, "routed_scaling_factor": 1.7},
     ),
     "gemma4-experts": (
         "gemma4_text",
@@ -254,17 +221,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 24,
         },
     ),
-    "qwen3-next": (
-        "qwen3_next",
-        {
-            **DELTA_NETS,
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24,
-            "shared_expert_intermediate_size": 40,
-            "mlp_only_layers": [1],
-        },
-    ),
+    "qwen3-next": ("qwen3_next", {**DELTA_NETS, **SHARED_EXPERT, "mlp_only_layers": [1]}),
     "falcon-h1": (
         "falcon_h1",
         {
@@ -306,6 +263,8 @@ except NotImplementedError:
 VARIANTS = {name: (kind, changes) for name, (kind, changes) in VARIANTS.items() if kind not in NEWER}
 HYBRIDS = [name for name, (kind, _) in VARIANTS.items() if FAMILIES[kind].mixers or FAMILIES[kind].parallel]
 """Variants some of whose layers mix tokens otherwise than by attention."""
+MIXERS = [name for name in ("lfm2", "qwen3.5", "granite-hybrid", "falcon-h1") if name in VARIANTS]
+"""A variant without experts for each mixer with a state."""
 SHARING = [name for name in VARIANTS if name in ("gemma4-shared-keys", "gemma4-experts")]
 """Variants some of whose layers read another layer's keys."""
 ALIKE = frozenset({"ministral-sliding", "ministral3", "seed-oss", "ernie-4.5", "helium", "arcee", "apertus"})
@@ -327,7 +286,7 @@ def tiny_model(variant: str, seed: int = 0, **overrides: Any) -> PreTrainedModel
     """A random model of a variant. Weights are large enough for sharp, varied predictions; biases are not zero."""
     kind, changes = VARIANTS[variant]
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(kind, **{**SMALL, **changes, **overrides})
+    config = AutoConfig.for_model(kind, **deepcopy({**SMALL, **changes, **overrides}))
     # The first 5.x versions of transformers let SDPA drop Gemma-2's soft-cap without a word.
     attention = {"attn_implementation": "eager"} if kind == "gemma2" else {}
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention).eval()

@@ -21,7 +21,7 @@ from ssd_runtime.model.runner import Forward, Head
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from tests.decoding import plainly, speculate, strategy_of
-from tests.models import HYBRIDS, tiny_model
+from tests.models import MIXERS, tiny_model
 from tests.small_memory import small_memory
 from tests.together import add, assert_as_alone, forget_free_slots
 
@@ -132,7 +132,7 @@ def test_a_request_that_loses_its_memory_within_a_draft_goes_on_where_it_was(
             assert [cycle.drafted for cycle in job.ended().cycles] == [each.drafted for each in other.ended().cycles]
 
 
-@pytest.mark.parametrize("variant", HYBRIDS)
+@pytest.mark.parametrize("variant", MIXERS)
 def test_a_draft_goes_on_from_the_states_of_whatever_row_it_was_paused_at(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

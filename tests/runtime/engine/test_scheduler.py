@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +11,8 @@ import torch
 
 from bench.fixtures.planted import plant
 from ssd_profiles.errors import UserError
-from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.job import Job
-from ssd_runtime.engine.loop import generate, generating
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
@@ -25,9 +22,9 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
-from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
+from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
-from ssd_runtime.sequence.session import Session
+from tests.decoding import plainly
 from tests.models import IN_BOTH, tiny_model
 from tests.small_memory import BLOCK, small_memory
 from tests.streams import stream_by_the_table
@@ -47,20 +44,26 @@ def test_sequences_beside_each_other_decode_as_alone(variant: str, dtype: torch.
         assert_as_alone(decoder, GREEDY, ids, limit, job.ended().token_ids)
 
 
-def test_sequences_of_one_mask_draft_together() -> None:
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int]]:
+    """Whether each forward was of the full model, and the number of sequences that shared it."""
+    run, seen = Decoder.run, list[tuple[bool, int]]()
+
+    def counted(
+        self: Decoder, x: torch.Tensor, batch: Batch, mask: SubLayerPlan | None = None, *given: Any, **named: Any
+    ) -> torch.Tensor:
+        seen.append((mask is None, len(batch.segments)))
+        return run(self, x, batch, mask, *given, **named)
+
+    monkeypatch.setattr(Decoder, "run", counted)
+    return seen
+
+
+def test_sequences_of_one_mask_draft_together(forwards: list[tuple[bool, int]]) -> None:
     """And a step runs the full model once, whoever takes part in it."""
-    decoder, forwards = Decoder(tiny_model("qwen3", seed=5)), list[tuple[bool, int]]()
-    run = decoder.run
-
-    def counted(x: torch.Tensor, batch: Batch, mask: SubLayerPlan | None = None, **named: Any) -> torch.Tensor:
-        forwards.append((mask is None, len(batch.segments)))
-        return run(x, batch, mask, **named)
-
-    decoder.run = counted  # type: ignore[method-assign]
-    scheduler, mask = Scheduler(decoder, 3), SubLayerPlan.of(4, {2, 5})
+    scheduler = Scheduler(Decoder(tiny_model("qwen3", seed=5)), 3)
     for ids in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
-        planner = ConstantPlanner(Plan.masked("test", mask, 2))
-        scheduler.add(session := Session(decoder), generating(session, ids, planner, Limits(10)), ids)
+        add(scheduler, ids, Limits(10), ConstantPlanner(Plan.masked("test", SubLayerPlan.of(4, {2, 5}), 2)))
     scheduler.step()
     assert forwards == [(True, 3), (False, 3), (False, 3)], "prompts together, then two draft steps together"
     forwards.clear()
@@ -111,7 +114,7 @@ def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str
             assert_as_alone(decoder, GREEDY, ids, limits, job.ended().token_ids)
 
 
-def test_a_forward_that_fails_ends_the_request_that_it_fails_for_and_no_other() -> None:
+def test_a_forward_that_fails_ends_the_request_that_it_fails_for_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, prompts, limits = Decoder(tiny_model("qwen3.5", seed=3)), [[1, 2, 3], [4, 5, 6, 7], [8] * 12], Limits(20)
     scheduler = Scheduler(decoder, 3)
     jobs = [add(scheduler, *request) for request in zip(prompts, [limits] * 3, planners(decoder)[:3], strict=True)]
@@ -123,9 +126,9 @@ def test_a_forward_that_fails_ends_the_request_that_it_fails_for_and_no_other() 
             raise RuntimeError("a kernel fails")
         return out
 
-    decoder.run = failing  # type: ignore[method-assign]
+    monkeypatch.setattr(decoder, "run", failing)
     finish(scheduler)
-    decoder.run = run  # type: ignore[method-assign]
+    monkeypatch.undo()
     with pytest.raises(RuntimeError, match="a kernel fails"):
         jobs[1].ended()
     for place in (0, 2):
@@ -218,7 +221,7 @@ def test_a_request_that_has_waited_decodes_by_the_weights_of_its_start() -> None
         model.model.layers[0].self_attn.v_proj.weight.mul_(-2.0)
         got = scheduler.finish(waiting)
     assert got.num_cached_tokens == 0
-    assert got.token_ids == generate(Session(Decoder(model)), ids, PlainPlanner(), Limits(9)).token_ids
+    assert got.token_ids == plainly(Decoder(model), ids, 9)
 
 
 def test_the_most_tokens_of_a_pool_are_those_of_a_lone_request() -> None:
@@ -239,41 +242,24 @@ DECODER = Decoder(PLANTED)
 PROMPTS = [[7, 7, 9], [1, 2, 3, 4], [5, 6] * 9, [50, 40, 30], [8], list(range(20, 60))]
 
 
-@pytest.fixture
-def drafts() -> Iterator[list[int]]:
-    """The numbers of sequences that shared each draft step."""
-    run, seen = DECODER.run, list[int]()
-
-    def counted(x: torch.Tensor, batch: Batch, mask: SubLayerPlan | None = None, **named: Any) -> torch.Tensor:
-        if mask is not None:
-            seen.append(len(batch.segments))
-        return run(x, batch, mask, **named)
-
-    DECODER.run = counted  # type: ignore[method-assign]
-    yield seen
-    DECODER.run = run  # type: ignore[method-assign]
-
-
-def together(table: LatencyTable, sampling: SamplingParams, new_tokens: int = 60) -> list[Generation]:
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
+def test_auto_drafts_together_and_every_output_is_what_it_is_alone(
+    sampling: SamplingParams, forwards: list[tuple[bool, int]]
+) -> None:
     """All prompts at once in one stream, with masks that are nearly always right."""
-    table = replace(table, layer_kinds=("full",) * DECODER.shape.num_layers, head=table.head / 10)
+    table = replace(FLAT, layer_kinds=("full",) * DECODER.shape.num_layers, head=FLAT.head / 10)
     masks, heads = {"mix": Frontier((Entry("weak", WEAK, profile(0.95)),))}, ExitHeads(DECODER)
-    stream, scheduler, jobs = stream_by_the_table(), Scheduler(DECODER, len(PROMPTS)), list[Job[Generation]]()
-    for ids in PROMPTS:
-        session, planner = Session(DECODER, sampling), AutoPlanner(masks, {}, heads, None, table, stream)
-        jobs.append(scheduler.add(session, generating(session, ids, planner, Limits(new_tokens)), ids))
+    stream, scheduler = stream_by_the_table(), Scheduler(DECODER, len(PROMPTS))
+    jobs = [
+        add(scheduler, ids, Limits(60), AutoPlanner(masks, {}, heads, None, table, stream), sampling) for ids in PROMPTS
+    ]
     finish(scheduler)
     assert stream.steps.members == {}
     assert stream.budgets.waiting == len(PROMPTS)
-    return [job.ended() for job in jobs]
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.7, seed=1)])
-def test_auto_drafts_together_and_every_output_is_what_it_is_alone(sampling: SamplingParams, drafts: list[int]) -> None:
-    found = together(FLAT, sampling)
+    drafts = [count for full, count in forwards if not full]
+    found = [job.ended() for job in jobs]
     for ids, generation in zip(PROMPTS, found, strict=True):
-        alone = generate(Session(DECODER, sampling), ids, PlainPlanner(), Limits(60))
-        assert generation.token_ids == alone.token_ids
+        assert generation.token_ids == plainly(DECODER, ids, 60, sampling)
     shared = [count for count in drafts if count > 1]
     assert max(drafts) >= len(PROMPTS) - 1, "one draft step of all, but for one with guesses"
     assert len(shared) > 0.8 * len(drafts), "hardly anyone drafts alone"

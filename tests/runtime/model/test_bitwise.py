@@ -27,7 +27,7 @@ from ssd_runtime.profiling.latency import device_key
 from ssd_runtime.sequence.session import Session
 from tests.decoding import strategy_of
 from tests.gguf_files import quantised_pair
-from tests.models import FIRST, tiny_model
+from tests.models import FIRST, MIXERS, tiny_model
 
 LAYERS = 4
 SERVED = [name for name in FIRST.values() if "sliding" not in name and "gemma" not in name]
@@ -112,7 +112,7 @@ def test_attention_of_a_row_is_the_same_beside_any_others(kv_heads: int, groups:
     ("variant", "kind"),
     [
         ("llama", Type.Q4_1),
-        *((variant, Type.Q8_0) for variant in ("llama", "lfm2", "qwen3.5", "granite-hybrid", "falcon-h1")),
+        *((variant, Type.Q8_0) for variant in ("llama", *MIXERS)),
     ],
 )
 def test_packed_weights_are_too(variant: str, kind: Type, tmp_path: Path) -> None:

@@ -97,6 +97,22 @@ def spent(budget: Budget, cycle: tuple[int, float] | None) -> tuple[int, float]:
     return (tokens, cost) if cost <= budget.most_cost else (1, 1.0)
 
 
+def assert_bounded(taken: list[tuple[int, float]], most: float, per_token: float) -> None:
+    """Require a bound of the loss over any run of cycles, of which tokens and cost are given."""
+    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
+    tokens = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
+    for first, last in itertools.combinations(range(len(lost)), 2):
+        assert lost[last] - lost[first] <= most + (tokens[last] - tokens[first]) * per_token + 1e-9
+
+
+def worst(done: Replay, tokens: int = 64) -> float:
+    """The most that is lost over so many tokens, or fewer."""
+    lost = [0.0, *itertools.accumulate(done.losses())]
+    return max(
+        lost[last] - lost[first] for last in range(len(lost)) for first in range(max(0, last - tokens), last + 1)
+    )
+
+
 @given(requests, st.floats(0.0, 0.3))
 def test_the_bound_holds_for_short_requests_one_after_the_other(
     stream: list[list[tuple[int, float] | None]], planning: float
@@ -111,11 +127,7 @@ def test_the_bound_holds_for_short_requests_one_after_the_other(
             budget.update(*done, planning if planned else 0.0)
             taken.append((done[0], done[1] + planning * planned))
         budgets.give_back(budget)
-    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
-    tokens = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
-    for first, last in itertools.combinations(range(len(lost)), 2):
-        allowed = (tokens[last] - tokens[first]) * (PER_TOKEN + PLANNING_PER_TOKEN)
-        assert lost[last] - lost[first] <= MOST + MOST_PLANNING + planning + allowed + 1e-9
+    assert_bounded(taken, MOST + MOST_PLANNING + planning, PER_TOKEN + PLANNING_PER_TOKEN)
 
 
 @given(requests, st.integers(2, 5), st.integers(0, 99))
@@ -139,10 +151,7 @@ def test_where_several_decode_at_once_the_bound_counts_for_each(
             running = [each for each in running if each[0] is not budget]
             budgets.give_back(budget)
         assert [each for each, _ in running if each is not budget] == others
-    lost = list(itertools.accumulate((cost - tokens for tokens, cost in taken), initial=0.0))
-    tokens_so_far = list(itertools.accumulate((tokens for tokens, _ in taken), initial=0))
-    for first, last in itertools.combinations(range(len(lost)), 2):
-        assert lost[last] - lost[first] <= most * MOST + (tokens_so_far[last] - tokens_so_far[first]) * PER_TOKEN + 1e-9
+    assert_bounded(taken, most * MOST, PER_TOKEN)
 
 
 @settings(max_examples=12)
@@ -157,12 +166,8 @@ def test_where_planning_brings_nothing_a_fast_device_plans_less_often(
     done = run(trace, lambda _: False, frontiers, table=TEN_MS, plan_seconds=PLANNING)
     planning = sum(cycle.plan_seconds for cycle in done.cycles) / plain
     assert planning <= 0.012 * done.tokens < 0.02 * done.tokens <= PLANNING / plain * done.tokens
-    losses = done.losses()
-    for first in range(0, len(losses), 7):
-        for last in range(first, len(losses), 11):
-            tokens = last - first + 1
-            limit = MOST + MOST_PLANNING + 0.4 + tokens * (PER_TOKEN + PLANNING_PER_TOKEN)
-            assert sum(losses[first : last + 1]) <= limit
+    each = [(1, 1.0 + loss) for loss in done.losses()]
+    assert_bounded(each, MOST + MOST_PLANNING + 0.4, PER_TOKEN + PLANNING_PER_TOKEN)
 
 
 @settings(max_examples=40)
@@ -177,10 +182,7 @@ def test_over_any_64_tokens_the_loss_is_bounded_however_drafts_fare(
     kind: str, seed: int, pattern: list[bool], frontiers: Mapping[str, Frontier], exits: ExitChoice | None
 ) -> None:
     done = run(story(kind, seed), lambda place: pattern[place % len(pattern)], frontiers, exits=exits)
-    losses = done.losses()
-    for first in range(len(losses)):
-        for last in range(first, min(first + 64, len(losses))):
-            assert sum(losses[first : last + 1]) <= BOUND
+    assert worst(done) <= BOUND
 
 
 @settings(max_examples=20)
@@ -192,9 +194,7 @@ def test_nor_against_one_who_sees_the_credit(
     stream, trace = Stream(), story("mixed", seed)
     planner = controller(TABLE, stream, trace, frontiers, {DOMAIN: exits} if exits else {})
     done = replay(planner, stream, trace, TABLE, lambda _, place: (planner.budget.credit < bar, 1.0))
-    losses = done.losses()
-    for first in range(len(losses)):
-        assert sum(losses[first : first + 64]) <= BOUND
+    assert worst(done) <= BOUND
 
 
 @pytest.mark.parametrize("exits", [None, *EXITS])
@@ -212,9 +212,9 @@ def test_on_a_machine_that_the_table_is_wrong_of_little_more_is_lost(
     for right, kind in itertools.product((lambda _: False, lambda place: place % 3 == 0), KINDS):
         stream, trace = Stream(), story(kind, 0, 600)
         planner = controller(TABLE, stream, trace, HALF, {DOMAIN: exits} if exits else {})
-        losses = replay(planner, stream, trace, machine, lambda _, place, right=right: (right(place), 1.0)).losses()
-        assert max(sum(losses[first : first + 64]) for first in range(len(losses))) <= bound
-        assert sum(losses) <= 0.03 * len(losses)
+        done = replay(planner, stream, trace, machine, lambda _, place, right=right: (right(place), 1.0))
+        assert worst(done) <= bound
+        assert sum(done.losses()) <= 0.03 * done.tokens
 
 
 @pytest.mark.parametrize("exits", [None, *EXITS])

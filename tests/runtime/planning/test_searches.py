@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.batch.batch import Variants
@@ -18,15 +17,12 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.head.output_head import OutputHead
 from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner
 from ssd_runtime.model.sublayers.sublayers import SubLayers
-from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.plan import Planner
-from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
+from tests.decoding import strategy_of
 from tests.models import HYBRIDS, tiny_model
 from tests.small_memory import small_memory
-from tests.tables import latency_table
 from tests.together import add, assert_as_alone, finish
 
 PROMPTS = [list(range(3, 13)), [7, 8], list(range(1, 34)), [50, 40, 30, 20], list(range(60, 85))]
@@ -53,8 +49,7 @@ SEARCHES: dict[str, Callable[[ModelRequest], bool]] = {
 
 
 def strategy(name: str, decoder: Decoder) -> MakePlanner:
-    table = latency_table(decoder.shape.num_layers, per_token=1e-6)
-    return make_strategy(name, read_settings(name, SETTINGS[name]), decoder, None, table)
+    return strategy_of(name, decoder, *SETTINGS[name])
 
 
 @contextmanager
@@ -86,13 +81,6 @@ def run_by_the_runner_alone() -> Iterator[list[list[ModelRequest]]]:
         yield asked
 
 
-def decoded_at_once(decoder: Decoder, planners: Sequence[Planner], params: SamplingParams) -> list[Generation]:
-    scheduler = Scheduler(decoder, 3)
-    jobs = [add(scheduler, *request, params) for request in zip(PROMPTS, LIMITS, planners, strict=False)]
-    finish(scheduler)
-    return [job.ended() for job in jobs]
-
-
 @pytest.mark.parametrize(
     ("variant", "dtype", "sampling"),
     [
@@ -106,14 +94,15 @@ def test_sequences_that_search_beside_each_other_decode_as_alone(
     name: str, variant: str, dtype: torch.dtype, sampling: SamplingParams
 ) -> None:
     decoder = Decoder(tiny_model(variant, seed=3).to(dtype))
-    make = strategy(name, decoder)
+    make, scheduler = strategy(name, decoder), Scheduler(decoder, 3)
     with run_by_the_runner_alone() as asked:
-        found = decoded_at_once(decoder, [make() for _ in PROMPTS], sampling)
+        jobs = [add(scheduler, *request, make(), sampling) for request in zip(PROMPTS, LIMITS, strict=True)]
+        finish(scheduler)
     searches = [request for requests in asked for request in requests if SEARCHES[name](request)]
     assert len(searches) >= 4 * len(PROMPTS), "they have searched"
     assert name != "swift" or {request.size for request in searches} == {6}, "the window, however long cycles were"
-    for ids, limits, got in zip(PROMPTS, LIMITS, found, strict=True):
-        assert_as_alone(decoder, sampling, ids, limits, got.token_ids)
+    for ids, limits, job in zip(PROMPTS, LIMITS, jobs, strict=True):
+        assert_as_alone(decoder, sampling, ids, limits, job.ended().token_ids)
 
 
 @pytest.mark.parametrize("variant", ["gemma3", "lfm2"])
@@ -121,10 +110,8 @@ def test_sequences_that_search_beside_each_other_decode_as_alone(
 def test_a_search_finds_the_keys_that_it_goes_back_to(name: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sliding layers drop keys, and states go on; what a search runs again still sees its own window."""
     monkeypatch.setattr("ssd_runtime.planning.papers.swift.LATER", 20)
-    decoder, limits = (
-        Decoder(tiny_model(variant, seed=3, max_position_embeddings=512)),
-        Limits(60 if variant in HYBRIDS else 250),
-    )
+    decoder = Decoder(tiny_model(variant, seed=3, max_position_embeddings=512))
+    limits = Limits(60 if variant in HYBRIDS else 250)
     with small_memory():
         session, whole = Session(decoder), Session(decoder)
         whole.look_back(1 << 30)
