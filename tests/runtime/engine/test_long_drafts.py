@@ -140,9 +140,9 @@ def test_a_draft_goes_on_from_the_states_of_whatever_row_it_was_paused_at(
     monkeypatch.setattr("ssd_runtime.engine.scheduler.HOLD_FORWARDS", 0.0)
     decoder = Decoder(tiny_model(variant, seed=3))
     plan = Plan.masked("long", SubLayerPlan.of(4, {5}), 12)
-    whole = speculate(decoder, PROMPT, plan, 60)
+    whole = speculate(decoder, PROMPT, plan, 40)
     scheduler = Scheduler(decoder, 1, clock=count().__next__)
-    job = add(scheduler, PROMPT, Limits(60), ConstantPlanner(plan))
+    job = add(scheduler, PROMPT, Limits(40), ConstantPlanner(plan))
     places = [(row, kind) for row in range(2, 13) for kind in (Forward, Head)]
     while not job.done:
         scheduler.step()
