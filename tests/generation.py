@@ -7,11 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    LogitsProcessor,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-)
+from transformers import LogitsProcessor, PreTrainedTokenizerBase, StoppingCriteria
 
 from tests.folders import TEXTS
 

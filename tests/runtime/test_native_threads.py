@@ -145,12 +145,7 @@ def test_threads_come_with_calls_and_forks_and_sleep_where_none_wants_them() -> 
 @pytest.mark.skipif(library() is None, reason="needs AVX2 and a C compiler")
 @pytest.mark.parametrize(
     ("kinds", "head_dim", "own"),
-    [
-        ({}, 16, True),
-        ({"v_proj": Type.Q8_0}, 16, True),
-        ({}, 48, False),
-        ({"embed_tokens": Type.F32}, 16, False),
-    ],
+    [({}, 16, True), ({"v_proj": Type.Q8_0}, 16, True), ({}, 48, False), ({"embed_tokens": Type.F32}, 16, False)],
     ids=["one kind", "values of another kind", "attention by torch", "head by torch"],
 )
 def test_a_model_runs_on_our_threads_if_all_of_it_is_our_code(

@@ -58,10 +58,7 @@ def code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 def test_a_kernels_row_is_the_same_to_the_bit_whatever_stands_beside_it(rows: int) -> None:
     torch.manual_seed(0)
     read = levels4(blocks_of(Type.Q4_1), Type.Q4_1)
-    four, eight = (
-        Int4(read.levels, read.scale, read.zero),
-        Int8(*quantised(dense(blocks_of(Type.Q8_0), Type.Q8_0))),
-    )
+    four, eight = (Int4(read.levels, read.scale, read.zero), Int8(*quantised(dense(blocks_of(Type.Q8_0), Type.Q8_0))))
     for kernel, width in ((four, read.levels.shape[1]), (eight, 96)):
         x = torch.randn(rows, width)
         other = torch.cat([x[:1], 50 * torch.randn(rows - 1, width)])

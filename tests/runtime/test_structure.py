@@ -99,12 +99,7 @@ def decoded(grammar: Any, planner: Planner, sampling: SamplingParams, tokens: in
 
 
 @settings(max_examples=20)
-@given(
-    schema=SCHEMAS,
-    seed=st.integers(0, 999),
-    temperature=st.sampled_from([0.0, 0.8, 2.0]),
-    rejection=st.booleans(),
-)
+@given(schema=SCHEMAS, seed=st.integers(0, 999), temperature=st.sampled_from([0.0, 0.8, 2.0]), rejection=st.booleans())
 def test_any_draft_gives_plain_decoding_under_the_same_grammar(
     schema: dict[str, Any], seed: int, temperature: float, rejection: bool
 ) -> None:

@@ -9,12 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import (
-    InfNanRemoveLogitsProcessor,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-)
+from transformers import InfNanRemoveLogitsProcessor, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from bench.fixtures.planted import plant
 from ssd_profiles.errors import UserError

@@ -137,12 +137,7 @@ def test_a_cycle_allocates_no_cache_and_copies_no_weights(length: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("plain", torch.float16),
-        ("masked", torch.bfloat16),
-        ("exit", torch.bfloat16),
-    ],
+    ("name", "dtype"), [("plain", torch.float16), ("masked", torch.bfloat16), ("exit", torch.bfloat16)]
 )
 def test_half_precision_stays_half_precision(name: str, dtype: torch.dtype) -> None:
     cpu, _, _ = planted()

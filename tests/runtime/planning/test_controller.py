@@ -199,11 +199,7 @@ def test_nor_against_one_who_sees_the_credit(
 
 @pytest.mark.parametrize("exits", [None, *EXITS])
 @pytest.mark.parametrize(
-    ("machine", "bound"),
-    [
-        (latency_table(LAYERS, per_token=6e-5), 10.0),
-        (replace(TABLE, head=4 * TABLE.head), 7.0),
-    ],
+    ("machine", "bound"), [(latency_table(LAYERS, per_token=6e-5), 10.0), (replace(TABLE, head=4 * TABLE.head), 7.0)]
 )
 def test_on_a_machine_that_the_table_is_wrong_of_little_more_is_lost(
     machine: LatencyTable, bound: float, exits: ExitChoice | None

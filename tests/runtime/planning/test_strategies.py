@@ -95,7 +95,7 @@ def test_models_of_few_layers(name: str, layers: int, monkeypatch: pytest.Monkey
 
 
 DRAFTLESS = {
-    *("clasp skip=0", "knapsack budget=0", "knapsack similarity=1", "swift skip=0", "exit width=0", "exit annealing=9"),
+    *("clasp skip=0", "knapsack budget=0", "knapsack similarity=1", "swift skip=0", "exit width=0", "exit annealing=9")
 }
 """Parameters that leave no mask to skip layers with, or no token sure enough."""
 
