@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from ssd_profiles.mask import SubLayerPlan
+from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.divergence import Kind, compare
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.model.runner import Head, ModelRunner
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
@@ -53,10 +54,12 @@ def strategy_of(name: str, decoder: Decoder, *assignments: str) -> MakePlanner:
     return make_strategy(name, read_settings(name, list(assignments)), decoder, None, table)
 
 
-@torch.no_grad()
 def logits_of(decoder: Decoder, ids: list[int], mask: SubLayerPlan | None = None) -> torch.Tensor:
-    """The logits of one forward, by a masked model or by the whole one."""
-    return decoder.logits(Session(decoder).forward(ids, mask))
+    """The logits of one forward, of a draft by a mask or of the whole model."""
+    runner = ModelRunner(decoder)
+    [x] = runner.answer([Session(decoder).request(ids, mask=mask)])
+    [logits] = runner.answer([Head(x, bits=mask.head_bits if mask else FULL)])
+    return logits
 
 
 @torch.no_grad()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
-from ssd_profiles.mask import FULL, SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.runner import Head, ModelRunner
 from ssd_runtime.planning.plan import Plan
-from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.draft_bits import DraftBits
 from tests.decoding import as_plain
 from tests.models import tiny_model
@@ -30,12 +25,3 @@ def lightened(variant: str = "qwen3", bits: DraftBits = "8", seed: int = 3, **se
 def drafted(decoder: Decoder, drafter: Masked) -> Generation:
     """An answer to `IDS`, drafted by a drafter; it must be plain decoding's."""
     return as_plain(decoder, IDS, Plan("test", drafter, 5), 60)
-
-
-def logits_of(decoder: Decoder, mask: SubLayerPlan | None = None) -> torch.Tensor:
-    """Logits after `IDS` of a draft by a mask, or of the whole model."""
-    session = Session(decoder)
-    runner = ModelRunner(decoder)
-    [x] = runner.answer([session.request(IDS, mask=mask)])
-    [logits] = runner.answer([Head(x, bits=mask.head_bits if mask else FULL)])
-    return logits

@@ -261,54 +261,55 @@ def test_rejection_draws_from_what_the_grammar_allows() -> None:
     assert chisquare([counts[token] for token in allowed], expected.numpy()).pvalue > 1e-4
 
 
+END = next(iter(LOADED.eos_ids))
+
+
+@pytest.fixture
+def processor() -> StructureProcessor:
+    return StructureProcessor(Structure.json_schema(PERSON), LOADED.tokenizer, LOADED.model)
+
+
+def generated(processor: StructureProcessor, ids: torch.Tensor, **settings: Any) -> Any:
+    """The output of transformers' `generate`."""
+    common = {"max_new_tokens": 60, "do_sample": False, "eos_token_id": END, "pad_token_id": 0}
+    return LOADED.model.generate(ids, logits_processor=[processor], **common | settings)
+
+
+def person_in(answer: list[int]) -> str:
+    """The text of an answer, which must be a whole person."""
+    text = LOADED.decode(answer[: answer.index(END)])
+    jsonschema.validate(json.loads(text), PERSON)
+    return text
+
+
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_generate_is_held_to_a_structure_by_stock_decoding_and_by_ours(do_sample: bool) -> None:
-    model, tokenizer = LOADED.model, LOADED.tokenizer
-    end = next(iter(LOADED.eos_ids))
-    processor = StructureProcessor(Structure.json_schema(PERSON), tokenizer, model)
-    common = {"max_new_tokens": 60, "do_sample": do_sample, "eos_token_id": end, "pad_token_id": 0}
-    ids = torch.tensor([PROMPT, PROMPT])
-    texts = dict[str, list[str]]()
-    for name, more in {"stock": {}, "ours": {"custom_generate": CustomGenerate(strategy="swift")}}.items():
+def test_generate_is_held_to_a_structure_by_stock_decoding_and_by_ours(
+    processor: StructureProcessor, do_sample: bool
+) -> None:
+    texts, ids = list[list[str]](), torch.tensor([PROMPT, PROMPT])
+    for more in ({}, {"custom_generate": CustomGenerate(strategy="swift")}):
         torch.manual_seed(3)
-        answers = model.generate(ids, logits_processor=[processor], **common, **more)[:, len(PROMPT) :].tolist()
-        assert all(end in answer for answer in answers)
-        texts[name] = [LOADED.decode(answer[: answer.index(end)]) for answer in answers]
-        for text in texts[name]:
-            jsonschema.validate(json.loads(text), PERSON)
-    assert do_sample or texts["ours"] == texts["stock"]
+        answers = generated(processor, ids, do_sample=do_sample, **more)[:, len(PROMPT) :].tolist()
+        texts.append([person_in(answer) for answer in answers])
+    assert do_sample or texts[0] == texts[1]
 
 
-def test_raw_logits_are_the_models_own_under_a_structure() -> None:
-    model, tokenizer = LOADED.model, LOADED.tokenizer
-    processor = StructureProcessor(Structure.json_schema(PERSON), tokenizer, model)
-    given: dict[str, Any] = {"logits_processor": [processor], "max_new_tokens": 12, "pad_token_id": 0}
-    given |= {"return_dict_in_generate": True, "output_logits": True, "do_sample": False}
-    stock, ours = (
-        model.generate(torch.tensor([PROMPT]), **given, **more) for more in ({}, {"custom_generate": CustomGenerate()})
-    )
+def test_raw_logits_are_the_models_own_under_a_structure(processor: StructureProcessor) -> None:
+    given = {"max_new_tokens": 12, "return_dict_in_generate": True, "output_logits": True}
+    ids = torch.tensor([PROMPT])
+    stock, ours = (generated(processor, ids, **given, **more) for more in ({}, {"custom_generate": CustomGenerate()}))
     for expected, got in zip(stock.logits, ours.logits, strict=True):
         assert torch.allclose(got, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("more", [{}, {"prompt_lookup_num_tokens": 4}, {"num_beams": 3}])
-def test_a_processor_follows_prompts_that_grow_and_tokens_that_are_taken_back(more: dict[str, int]) -> None:
-    model, tokenizer = LOADED.model, LOADED.tokenizer
-    end = next(iter(LOADED.eos_ids))
-    processor = StructureProcessor(Structure.json_schema(PERSON), tokenizer, model)
+def test_a_processor_follows_prompts_that_grow_and_tokens_that_are_taken_back(
+    processor: StructureProcessor, more: dict[str, int]
+) -> None:
     ids = torch.tensor([PROMPT])
     for _ in range(3):
-        out = model.generate(
-            ids,
-            logits_processor=[processor],
-            max_new_tokens=60,
-            do_sample=False,
-            eos_token_id=end,
-            pad_token_id=0,
-            **more,
-        )
-        answer = out[0, ids.shape[1] :].tolist()
-        jsonschema.validate(json.loads(LOADED.decode(answer[: answer.index(end)])), PERSON)
+        out = generated(processor, ids, **more)
+        person_in(out[0, ids.shape[1] :].tolist())
         ids = torch.cat([out, ids], 1)  # the next turn of a chat
 
 

@@ -24,9 +24,9 @@ from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernels.int4 import GROUP
 from ssd_runtime.weights.light import light_kernels
-from tests.decoding import as_plain, assert_same, plainly, speculate
+from tests.decoding import as_plain, assert_same, logits_of, plainly, speculate
 from tests.kernels import kernel_name
-from tests.light import IDS, LAYERS, drafted, lightened, logits_of
+from tests.light import IDS, LAYERS, drafted, lightened
 from tests.models import tiny_model
 from tests.streams import stream_by_the_table
 from tests.tables import latency_table, with_light_costs
@@ -53,9 +53,9 @@ def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
     decoder.lighten("auto")
     assert decoder.light.bits == (8, 4)
     assert decoder.light.mask == whole.lightened(8)
-    full = logits_of(decoder)
+    full = logits_of(decoder, IDS)
     for index in range(2 * LAYERS + 1):
-        moved = [float((logits_of(decoder, whole.lightened({index: bits})) - full).norm()) for bits in (8, 4)]
+        moved = [float((logits_of(decoder, IDS, whole.lightened({index: bits})) - full).norm()) for bits in (8, 4)]
         assert 0 < moved[0] < moved[1]
     session, runner = Session(decoder), ModelRunner(decoder)
     [states] = runner.answer([session.request(IDS, mask=whole.lightened({3: 4}), keep_states=True)])
@@ -67,14 +67,14 @@ def test_each_sublayer_has_the_precision_of_the_mask(own: bool) -> None:
 def test_a_mask_runs_on_what_copies_there_are() -> None:
     """Sub-layers without a copy run at another bits or in full: a copy that is left out costs speed alone."""
     decoder = Decoder(tiny_model("qwen3", seed=3))
-    full = logits_of(decoder)
-    assert torch.equal(logits_of(decoder, MIXED.lightened(0)), logits_of(decoder, MIXED))
-    assert not torch.equal(logits_of(decoder, MIXED), full)
+    full = logits_of(decoder, IDS)
+    assert torch.equal(logits_of(decoder, IDS, MIXED.lightened(0)), logits_of(decoder, IDS, MIXED))
+    assert not torch.equal(logits_of(decoder, IDS, MIXED), full)
     for bits in ("8", "4"):
         decoder.lighten(bits)  # type: ignore[arg-type]
         only = SubLayerPlan.of(LAYERS).lightened(int(bits))
         other = SubLayerPlan.of(LAYERS).lightened(12 - int(bits))
-        assert torch.equal(logits_of(decoder, only), logits_of(decoder, other))
+        assert torch.equal(logits_of(decoder, IDS, only), logits_of(decoder, IDS, other))
         drafted(decoder, Masked(MIXED))
 
 
@@ -119,17 +119,17 @@ def test_a_light_draft_is_the_model_with_rounded_weights(bits: DraftBits, own: b
         if isinstance(module, nn.Linear) and module.in_features % GROUP == 0:
             [kernel] = light_kernels(module.weight.detach(), None, bits).values()
             module.weight = nn.Parameter(kernel(torch.eye(module.in_features)).T.contiguous())
-    light, expected = logits_of(decoder, decoder.light.mask), logits_of(Decoder(rounded))
-    full = logits_of(decoder)
+    light, expected = logits_of(decoder, IDS, decoder.light.mask), logits_of(Decoder(rounded), IDS)
+    full = logits_of(decoder, IDS)
     assert (light - expected).norm() < (0.7 if bits == "8" or own else 0.2) * (light - full).norm()
 
 
 def test_plain_forwards_never_use_the_lighter_copies() -> None:
     decoder = Decoder(tiny_model("qwen3", seed=3))
-    before = logits_of(decoder)
+    before = logits_of(decoder, IDS)
     decoder.lighten("4")
-    assert torch.equal(logits_of(decoder), before)
-    assert not torch.equal(logits_of(decoder, decoder.light.mask), before)
+    assert torch.equal(logits_of(decoder, IDS), before)
+    assert not torch.equal(logits_of(decoder, IDS, decoder.light.mask), before)
     request = Session(decoder).request(IDS, mask=decoder.light.mask)
     assert not request.is_full
     assert request.key != Session(decoder).request(IDS).key, "shared forwards keep them apart"

@@ -19,7 +19,8 @@ from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.light import light_kernels, most_bytes
-from tests.light import drafted, lightened, logits_of
+from tests.decoding import logits_of
+from tests.light import IDS, drafted, lightened
 from tests.models import tiny_model
 
 
@@ -38,11 +39,11 @@ def test_copies_are_as_near_as_their_bits_allow(out: int, own: bool) -> None:
 
 def test_copies_follow_the_model_and_its_hooks() -> None:
     decoder = lightened(bits="8")
-    before = logits_of(decoder, decoder.light.mask)
+    before = logits_of(decoder, IDS, decoder.light.mask)
     projection = decoder.model.model.layers[1].mlp.gate_proj
     with torch.no_grad():
         projection.weight.mul_(0.5)
-    after = logits_of(decoder, decoder.light.mask)
+    after = logits_of(decoder, IDS, decoder.light.mask)
     assert not torch.allclose(before, after, atol=1e-2)
     used = decoder.packed.used
     handle = projection.register_forward_hook(lambda module, inputs, output: output * 0)
@@ -52,7 +53,7 @@ def test_copies_follow_the_model_and_its_hooks() -> None:
     handle.remove()
     Session(decoder)
     assert (hooked, decoder.packed.used) != (decoder.light.kernels, 0)
-    torch.testing.assert_close(logits_of(decoder, decoder.light.mask), after)
+    torch.testing.assert_close(logits_of(decoder, IDS, decoder.light.mask), after)
     assert decoder.packed.used == used
 
 

@@ -171,7 +171,7 @@ def test_jobs_that_have_ended_take_no_memory(variant: str) -> None:
         scheduler = Scheduler(decoder, 4)
         for _ in range(3):
             for planner in planners(decoder)[:3]:
-                jobs.append(add(scheduler, [5 + i % 40 for i in range(33)], Limits(40), planner, SamplingParams(0.8)))
+                jobs.append(add(scheduler, [5 + i % 40 for i in range(33)], Limits(16), planner, SamplingParams(0.8)))
             finish(scheduler)
             while scheduler.prefixes.forget_oldest():
                 pass
