@@ -17,8 +17,6 @@ from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
-from ssd_runtime.engine.loop import generate
-from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
@@ -27,13 +25,13 @@ from ssd_runtime.planning.cost import CostModel, Entry, cost_of
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.papers.knn import FixedPlanner, NearestAnchorPlanner
-from ssd_runtime.planning.plan import PLAIN, PlainPlanner
+from ssd_runtime.planning.plan import PLAIN
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.sequence.prefill import Prefill
-from ssd_runtime.sequence.session import Session
 from tests.bundles import LAYERS, bundle, record
+from tests.decoding import as_plain
 from tests.models import tiny_model
 from tests.tables import latency_table, profile
 
@@ -70,13 +68,16 @@ def test_masks_shift_to_attention_as_the_context_grows() -> None:
     assert names == ["mlp", "attention"]
 
 
+def nearest(given: Bundle, axis: int, settings: NearestSettings) -> NearestAnchorPlanner:
+    """A planner that has read a prompt."""
+    planner = NearestAnchorPlanner(frontiers(given), PromptRouter(given.anchors), latency_table(LAYERS), settings)
+    planner.start(None, prompt(axis))  # type: ignore[arg-type]
+    return planner
+
+
 def test_knn_routes_to_the_nearest_anchor_and_uses_its_masks() -> None:
-    given = bundle()
     for axis, domain in enumerate(("one", "two")):
-        planner = NearestAnchorPlanner(
-            frontiers(given), PromptRouter(given.anchors), latency_table(LAYERS), NearestSettings()
-        )
-        planner.start(None, prompt(axis))  # type: ignore[arg-type]
+        planner = nearest(bundle(), axis, NearestSettings())
         assert planner.domain == domain
         assert str(planner.plan(100).entry).startswith(domain)
 
@@ -86,11 +87,10 @@ def test_prompts_out_of_domain_go_where_they_are_sent(
     out_of_domain: Literal["nearest", "mix", "plain"], mask: set[int] | None
 ) -> None:
     given = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
-    settings = NearestSettings(out_of_domain)
-    planner = NearestAnchorPlanner(frontiers(given), PromptRouter(given.anchors), latency_table(LAYERS), settings)
-    for axis, expected in ((0, {2, 3}), (7, mask)):
-        planner.start(None, prompt(axis))  # type: ignore[arg-type]
-        assert planner.plan(100).mask == (None if expected is None else SubLayerPlan.of(LAYERS, expected))
+    planner = nearest(given, 0, NearestSettings(out_of_domain))
+    assert planner.plan(100).mask == SubLayerPlan.of(LAYERS, {2, 3})
+    planner.start(None, prompt(7))  # type: ignore[arg-type]
+    assert planner.plan(100).mask == (None if mask is None else SubLayerPlan.of(LAYERS, mask))
 
 
 def test_a_bundle_without_mixture_sends_nothing_there() -> None:
@@ -131,8 +131,7 @@ def test_knapsack_searches_for_itself_behind_the_bundles_masks() -> None:
     given = bundle(one=record("one", {(2, 3): 0.98}))
     decoder, table = Decoder(tiny_model("llama", num_hidden_layers=LAYERS)), latency_table(LAYERS)
     make = make_strategy("knapsack", read_settings("knapsack", ["refresh=6", "window=3"]), decoder, given, table)
-    got = generate(Session(decoder), [9, 8, 7], make(), Limits(90))
-    assert got.token_ids == generate(Session(decoder), [9, 8, 7], PlainPlanner(), Limits(90)).token_ids
+    got = as_plain(decoder, [9, 8, 7], make(), 90)
     assert [cycle.plan.entry for cycle in got.cycles[:6]] == ["one[0]"] * 6
     assert len(got.cycles) > 6
     assert all(cycle.plan.reason.startswith(("knapsack", "plain: no mask")) for cycle in got.cycles[6:])
