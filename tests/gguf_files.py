@@ -176,6 +176,12 @@ def save_gguf(
     writer.close()
 
 
+def written(folder: Path, model: PreTrainedModel, kind: Type, *args: Any, **options: Any) -> GgufIndex:
+    """Write a model to a file in a folder, as `save_gguf` does; returns what the file holds."""
+    save_gguf(folder / "model.gguf", model, kind, *args, **options)
+    return GgufIndex.read(folder / "model.gguf")
+
+
 def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     """Add a value of any type; None is left out, and bytes are a text that need not be UTF-8."""
     if value is None:

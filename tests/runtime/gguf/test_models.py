@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.engine.loop import generate
@@ -26,10 +26,10 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedLinear
-from tests.gguf_files import EXPONENTS, GEMMA4, HYBRID_SIZES, MERGED, SCALES, SIZES, save_gguf
+from tests.gguf_files import EXPONENTS, GEMMA4, HYBRID_SIZES, MERGED, SCALES, SIZES, save_gguf, written
 from tests.models import VARIANTS, tiny_model
 from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
-from tests.runtime.gguf.vocabularies import byte_level
+from tests.runtime.gguf.vocabularies import CONTROL, UNUSED, byte_level, with_tokens
 from tests.texts import TEXTS
 
 IDS = torch.arange(1, 60)[None]
@@ -115,33 +115,38 @@ if "full_attention" in AutoConfig.for_model("olmo3").rope_parameters:  # the fir
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 
 
-@pytest.mark.parametrize("name", [name for name, (variant, _) in MODELS.items() if variant in VARIANTS])
-@torch.inference_mode()
-def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
-    """The configuration that is read is another object than the model's, so every entry counts."""
-    variant, changes = MODELS[name]
-    truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
-    path = tmp_path / "model.gguf"
-    save_gguf(path, truth, Type.Q8_0)
-    index = GgufIndex.read(path)
+def assert_is(index: GgufIndex, truth: PreTrainedModel, name: str = "") -> PreTrainedModel:
+    """A file computes what a model does, dense and packed; returns the packed one.
+
+    The configuration that is read is another object than the model's, so every entry counts.
+    """
     config = gguf_config(index)
     if name.startswith("gemma2"):  # the first 5.x versions of transformers let SDPA drop its soft-cap
         config._attn_implementation = "eager"
     expected = truth(IDS).logits
+    assert expected.isfinite().all()
     torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
     packed, _ = packed_model(index, config)
     require_faithful(Decoder(packed))
     # Rows are rounded to 8 bits, which these random layers amplify; another model is 1.4 away.
     assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+    return packed
+
+
+@pytest.mark.parametrize("name", [name for name, (variant, _) in MODELS.items() if variant in VARIANTS])
+@torch.inference_mode()
+def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
+    variant, changes = MODELS[name]
+    truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
+    assert_is(written(tmp_path, truth, Type.Q8_0), truth, name)
 
 
 @pytest.mark.skipif("olmo3" not in MODELS, reason="this transformers has one rotation for all layers")
 @torch.inference_mode()
 def test_olmo_3_has_its_own_pattern_and_one_base_unless_the_file_says(tmp_path: Path) -> None:
-    truth, path = tiny_model("olmo3-sliding", seed=7, **SIZES), tmp_path / "model.gguf"
+    truth = tiny_model("olmo3-sliding", seed=7, **SIZES)
     keys = ("attention.sliding_window_pattern", "rope.freq_base_swa")
-    save_gguf(path, truth, Type.F32, {f"olmo2.{key}": None for key in keys})
-    index = GgufIndex.read(path)
+    index = written(tmp_path, truth, Type.F32, {f"olmo2.{key}": None for key in keys})
     torch.testing.assert_close(dense_model(index, gguf_config(index))(IDS).logits, truth(IDS).logits)
 
 
@@ -149,27 +154,20 @@ def test_olmo_3_has_its_own_pattern_and_one_base_unless_the_file_says(tmp_path: 
 @torch.inference_mode()
 def test_tensors_that_transformers_joins_may_be_of_two_types(tmp_path: Path) -> None:
     truth = tiny_model("qwen3-next", seed=7, **SIZES, **HYBRID_SIZES["qwen3-next"])
-    path = tmp_path / "model.gguf"
-    save_gguf(path, truth, Type.Q8_0, kinds={"blk.0.attn_gate.weight": Type.Q4_0})
-    index = GgufIndex.read(path)
-    config, expected = gguf_config(index), truth(IDS).logits
-    torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
-    packed, _ = packed_model(index, config)
+    packed = assert_is(written(tmp_path, truth, Type.Q8_0, kinds={"blk.0.attn_gate.weight": Type.Q4_0}), truth)
     kinds = [type(layer.linear_attn.in_proj_qkvz) for layer in packed.model.layers[:2]]
     assert kinds == [torch.nn.Linear, PackedLinear]
-    require_faithful(Decoder(packed))
 
 
 @pytest.mark.skipif("qwen3.5" not in VARIANTS, reason="this transformers lacks the family")
 @torch.inference_mode()
 def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     truth = tiny_model("qwen3.5", seed=7, **SIZES, **HYBRID_SIZES["qwen3.5"])
-    path = tmp_path / "model.gguf"
     predicting = {"blk.4.attn_norm.weight": np.ones(64), "blk.4.nextn.eh_proj.weight": np.ones((64, 128))}
     states = [kind == "linear_attention" for kind in truth.config.layer_types]
     metadata = {"block_count": 5, "nextn_predict_layers": 1, "attention.recurrent_layers": [*states, False]}
-    save_gguf(path, truth, Type.F32, {f"qwen35.{key}": value for key, value in metadata.items()}, extra=predicting)
-    index = GgufIndex.read(path)
+    metadata = {f"qwen35.{key}": value for key, value in metadata.items()}
+    index = written(tmp_path, truth, Type.F32, metadata, extra=predicting)
     torch.testing.assert_close(dense_model(index, gguf_config(index))(IDS).logits, truth(IDS).logits)
 
 
@@ -177,9 +175,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
 @torch.inference_mode()
 def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: Path, variant: str) -> None:
     truth = with_mtp(variant, seed=2, agreeing=True, **SIZES, **HYBRID_SIZES[variant])
-    path = tmp_path / "model.gguf"
-    save_gguf(path, truth, Type.Q8_0)
-    index = GgufIndex.read(path)
+    index = written(tmp_path, truth, Type.Q8_0)
     dense = dense_model(index, gguf_config(index))
     for name, tensor in truth.mtp.state_dict().items():
         torch.testing.assert_close(dense.mtp.state_dict()[name], tensor)
@@ -196,30 +192,16 @@ def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: 
 @torch.inference_mode()
 def test_every_type_of_weights_is_read(kind: Type, tmp_path: Path) -> None:
     truth = tiny_model("llama", seed=7, **{**SIZES, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64})
-    path = tmp_path / "model.gguf"
-    save_gguf(path, truth, kind)
-    index = GgufIndex.read(path)
-    config = gguf_config(index)
-    expected = truth(IDS).logits
-    assert expected.isfinite().all()
-    torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
-    packed, _ = packed_model(index, config)
-    assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+    assert_is(written(tmp_path, truth, kind), truth)
 
 
 @pytest.mark.parametrize("shape", [(64, 1, 64), (1, 64, 64)])
 @torch.inference_mode()
 def test_dimensions_of_size_1_change_nothing(shape: tuple[int, ...], tmp_path: Path) -> None:
-    truth = tiny_model("llama", seed=7, **SIZES)
-    path, name = tmp_path / "model.gguf", "blk.1.attn_output.weight"
-    save_gguf(path, truth, Type.Q8_0)
-    index = GgufIndex.read(path)
+    truth, name = tiny_model("llama", seed=7, **SIZES), "blk.1.attn_output.weight"
+    index = written(tmp_path, truth, Type.Q8_0)
     index.tensors[name] = replace(index.tensors[name], shape=shape)
-    config, expected = gguf_config(index), truth(IDS).logits
-    torch.testing.assert_close(dense_model(index, config)(IDS).logits, expected, rtol=1e-4, atol=1e-4)
-    packed, _ = packed_model(index, config)
-    require_faithful(Decoder(packed))
-    assert (packed(IDS).logits - expected).norm() < 0.4 * (expected - expected.mean()).norm()
+    assert_is(index, truth)
 
 
 @pytest.mark.parametrize("given", [1, 2, 3])
@@ -242,10 +224,7 @@ def test_a_split_file_is_read_whole_whichever_part_is_given(given: int, tmp_path
 
 
 @pytest.mark.parametrize("weights", ["dense", "packed"])
-def test_padded_vocabularies_and_harmless_metadata_are_read(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+def test_padded_vocabularies_and_harmless_metadata_are_read(weights: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     tokens = [*(f"<{number}>" for number in range(89)), MERGED, *(f"[PAD{number}]" for number in range(6))]
     changes = {
@@ -262,30 +241,25 @@ def test_padded_vocabularies_and_harmless_metadata_are_read(
     assert loaded.decode([3]) == "<3>"
 
 
+def save_padded(path: Path, vocabulary: dict[str, Any]) -> None:
+    """Write a model with a vocabulary that is filled up to whole groups of 16 tokens."""
+    padding = {f"[PAD{number}]": UNUSED for number in range(-len(vocabulary["tokenizer.ggml.tokens"]) % 16)}
+    padded = with_tokens(vocabulary, padding)
+    model = tiny_model("qwen2", **{**SIZES, "vocab_size": len(padded["tokenizer.ggml.tokens"])})
+    save_gguf(path, model, Type.Q8_0, padded)
+
+
 @pytest.mark.parametrize("weights", ["dense", "packed"])
-def test_a_qwen_file_whose_eos_is_the_texts_end_stops_at_a_turns_end_too(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
-    vocabulary = byte_level("qwen2")
+def test_a_qwen_file_whose_eos_is_the_texts_end_stops_at_a_turns_end_too(weights: str, tmp_path: Path) -> None:
+    vocabulary, path = byte_level("qwen2"), tmp_path / "model.gguf"
     tokens = [*vocabulary["tokenizer.ggml.tokens"], "<|endoftext|>"]
-    vocabulary |= {
-        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{number}]" for number in range(-len(tokens) % 16))],
-        "tokenizer.ggml.token_type": [*vocabulary["tokenizer.ggml.token_type"], 3, *[5] * (-len(tokens) % 16)],
-        "tokenizer.ggml.eos_token_id": len(tokens) - 1,
-    }
-    model = tiny_model("qwen2", **{**SIZES, "vocab_size": len(vocabulary["tokenizer.ggml.tokens"])})
-    path = tmp_path / "model.gguf"
-    save_gguf(path, model, Type.Q8_0, vocabulary)
+    save_padded(path, with_tokens(vocabulary, {"<|endoftext|>": CONTROL}, eos="<|endoftext|>"))
     loaded = load_model(str(path), "cpu", weights=weights)
     assert {tokens[end] for end in loaded.eos_ids} == {"<|im_end|>", "<|endoftext|>"}
 
 
 @pytest.mark.parametrize("weights", ["dense", "packed"])
-def test_a_files_template_for_tools_is_taken_for_tools(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+def test_a_files_template_for_tools_is_taken_for_tools(weights: str, tmp_path: Path) -> None:
     path, own = tmp_path / "model.gguf", {"": "{{ 1 }}", ".tool_use": "{{ 2 }}", ".rag": "{{ 3 }}"}
     templates = {f"tokenizer.chat_template{name}": text for name, text in own.items()}
     save_gguf(path, tiny_model("qwen2", **SIZES), Type.Q8_0, templates)
@@ -295,20 +269,10 @@ def test_a_files_template_for_tools_is_taken_for_tools(
 
 
 @pytest.mark.parametrize("pre", ["llama-bpe", "qwen2"])
-def test_a_loaded_file_has_the_tokenizer_of_its_vocabulary(
-    pre: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loaded_file_has_the_tokenizer_of_its_vocabulary(pre: str, tmp_path: Path) -> None:
     """transformers has one of its own for this architecture."""
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
-    vocabulary, path = byte_level(pre), tmp_path / "model.gguf"
-    tokens = vocabulary["tokenizer.ggml.tokens"]
-    more = -len(tokens) % 16
-    padded = {
-        "tokenizer.ggml.tokens": [*tokens, *(f"[PAD{number}]" for number in range(more))],
-        "tokenizer.ggml.token_type": [*vocabulary["tokenizer.ggml.token_type"], *[5] * more],
-    }
-    model = tiny_model("qwen2", **{**SIZES, "vocab_size": len(tokens) + more})
-    save_gguf(path, model, Type.Q8_0, {**vocabulary, **padded})
+    path = tmp_path / "model.gguf"
+    save_padded(path, byte_level(pre))
     made, _ = gguf_tokenizer(GgufIndex.read(path))
     loaded = load_model(str(path), "cpu", weights="packed").tokenizer
     assert all(loaded(text)["input_ids"] == made(text)["input_ids"] for text in TEXTS)
@@ -316,20 +280,18 @@ def test_a_loaded_file_has_the_tokenizer_of_its_vocabulary(
 
 def test_a_dense_granite_4_without_recurrences_is_a_granite(tmp_path: Path) -> None:
     """Its converter writes the sizes of recurrences that it has not, and its MLP's as those of a shared expert."""
-    model, path = tiny_model("granite", **SIZES), tmp_path / "model.gguf"
+    model = tiny_model("granite", **SIZES)
     names = ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank")
     more = {f"granite.ssm.{name}": 4 for name in names}
     inner = model.config.intermediate_size
     more |= {"granite.expert_shared_feed_forward_length": inner, "granite.feed_forward_length": 2 * inner}
-    save_gguf(path, model, Type.Q8_0, more)
-    index = GgufIndex.read(path)
+    index = written(tmp_path, model, Type.Q8_0, more)
     packed, _ = packed_model(index, gguf_config(index))
     assert packed.config.intermediate_size == inner
 
 
-def test_a_link_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_is_named_itself(tmp_path: Path) -> None:
     """In the Hub's cache files are links, and what these lead to has no suffix."""
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
     save_gguf(tmp_path / "model.gguf", tiny_model("llama", **SIZES), Type.Q8_0)
     (tmp_path / "model.gguf").rename(tmp_path / "blob")
     (tmp_path / "model.gguf").symlink_to(tmp_path / "blob")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+from ssd_artifacts.files import cache_folder
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.config import gguf_config
 from ssd_runtime.loading.gguf.models import packed_model
@@ -18,7 +19,7 @@ from ssd_runtime.loading.models import load_model
 from ssd_runtime.weights.gguf.blocks import UNREADABLE
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.native.library import library
-from tests.gguf_files import HYBRID_SIZES, SIZES, save_gguf
+from tests.gguf_files import HYBRID_SIZES, SIZES, save_gguf, written
 from tests.models import VARIANTS, tiny_model
 
 YARN = {"qwen2.rope.scaling.type": "yarn", "qwen2.rope.scaling.factor": 4.0}
@@ -87,9 +88,7 @@ def test_numbers_that_no_converter_writes_are_refused(
 ) -> None:
     if variant not in VARIANTS:
         pytest.skip("this transformers lacks the family")
-    path = tmp_path / "model.gguf"
-    save_gguf(path, tiny_model(variant, **SIZES, **HYBRID_SIZES.get(variant, {})), Type.Q8_0)
-    index = GgufIndex.read(path)
+    index = written(tmp_path, tiny_model(variant, **SIZES, **HYBRID_SIZES.get(variant, {})), Type.Q8_0)
     index.metadata.update(metadata)
     with pytest.raises(UserError, match=message):
         gguf_config(index)
@@ -163,9 +162,8 @@ def test_numbers_that_no_converter_writes_are_refused(
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
 def test_what_is_not_the_model_that_it_says_is_refused_by_name(
-    weights: str, changes: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    weights: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "model.gguf"
     save_gguf(path, tiny_model("qwen2", **SIZES), Type.Q8_0, **changes)
     with pytest.raises(UserError, match=message) as caught:
@@ -173,14 +171,12 @@ def test_what_is_not_the_model_that_it_says_is_refused_by_name(
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     # What a refused conversion had begun is not kept.
-    assert not list((tmp_path / "cache" / "models").glob("model-*/model.safetensors"))
+    assert not list((cache_folder() / "models").glob("model-*/model.safetensors"))
 
 
 @pytest.mark.parametrize("kind", UNREADABLE, ids=lambda kind: kind.name)
 def test_types_that_the_library_does_not_dequantise_are_refused_by_name(kind: Type, tmp_path: Path) -> None:
-    path, name = tmp_path / "model.gguf", "blk.1.ffn_down.weight"
-    save_gguf(path, tiny_model("qwen2", **SIZES), Type.Q8_0)
-    index = GgufIndex.read(path)
+    name, index = "blk.1.ffn_down.weight", written(tmp_path, tiny_model("qwen2", **SIZES), Type.Q8_0)
     config = gguf_config(index)
     index.tensors[name] = replace(index.tensors[name], type=kind)
     with pytest.raises(
@@ -191,10 +187,8 @@ def test_types_that_the_library_does_not_dequantise_are_refused_by_name(kind: Ty
 
 @pytest.mark.skipif(library() is None, reason="other kernels requantise them")
 def test_scales_that_no_model_has_are_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    save_gguf(path, tiny_model("qwen2", **SIZES), Type.MXFP4)
-    index = GgufIndex.read(path)
-    with path.open("r+b") as file:
+    index = written(tmp_path, tiny_model("qwen2", **SIZES), Type.MXFP4)
+    with (tmp_path / "model.gguf").open("r+b") as file:
         file.seek(index.tensors["blk.1.ffn_down.weight"].offset + 17 * 3 * 50)
         file.write(b"\xff")
     with pytest.raises(UserError, match=r"tensor blk\.1\.ffn_down\.weight has scales above 2\^72"):
@@ -202,10 +196,7 @@ def test_scales_that_no_model_has_are_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["dense", "packed"])
-def test_an_architecture_that_is_not_served_is_refused_with_the_list(
-    weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSD_CACHE", str(tmp_path / "cache"))
+def test_an_architecture_that_is_not_served_is_refused_with_the_list(weights: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     save_gguf(path, tiny_model("llama", **SIZES), Type.Q8_0, {"general.architecture": "falcon"})
     with pytest.raises(UserError, match=r"architecture falcon are not supported, only llama, .*qwen2, .*smollm3"):

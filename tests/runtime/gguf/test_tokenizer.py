@@ -15,7 +15,7 @@ from ssd_profiles.errors import UserError
 from ssd_runtime.loading.gguf.pre_tokenizers import PRE_TOKENIZERS, REFUSED
 from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer, save_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
-from tests.runtime.gguf.vocabularies import CONTROL, RECORDED, byte_level, sentencepiece, write_vocabulary
+from tests.runtime.gguf.vocabularies import CONTROL, RECORDED, byte_level, sentencepiece, with_tokens, write_vocabulary
 from tests.texts import TEXTS
 
 KINDS = {
@@ -184,14 +184,6 @@ def test_special_tokens_of_phi_3_take_the_spaces_after_them_along(
     apart, together = (tokenizer(f"<|im_start|>{spaces}user")["input_ids"] for spaces in (" \n", ""))
     assert (apart == together) == strips
     assert tokenizer("<s> user")["input_ids"] != tokenizer("<s>user")["input_ids"]
-
-
-def with_tokens(metadata: dict[str, Any], tokens: dict[str, int], **roles: str) -> dict[str, Any]:
-    """The vocabulary with further tokens and their types, and with roles for some of them."""
-    names = [*metadata["tokenizer.ggml.tokens"], *tokens]
-    types = [*metadata["tokenizer.ggml.token_type"], *tokens.values()]
-    keys = {f"tokenizer.ggml.{role}_token_id": names.index(name) for role, name in roles.items()}
-    return metadata | {"tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": types} | keys
 
 
 @pytest.mark.parametrize(

