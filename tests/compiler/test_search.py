@@ -18,6 +18,7 @@ from ssd_compiler.search.evaluate import Evaluator
 from ssd_compiler.search.search import SearchBounds, SearchResult, search
 from ssd_compiler.settings import SearchMethod
 from ssd_profiles.acceptance import Trace
+from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.projections import LightCopies
@@ -37,11 +38,14 @@ def reference() -> ReferenceStates:
     return referenced(DECODER, FOUR, 33)
 
 
-def run(reference: ReferenceStates) -> tuple[SearchResult, list[bool]]:
+def run(
+    reference: ReferenceStates, decoder: Decoder = DECODER, table: LatencyTable = TABLE, evaluations: int = 40
+) -> tuple[SearchResult, list[bool]]:
+    """The result of a search, and whether it said that the masks are worth while."""
     said: list[bool] = []
-    bounds = SearchBounds(40, float("inf"), 0, 8)
+    bounds = SearchBounds(evaluations, float("inf"), 0, 8)
     result = search(
-        DECODER, reference, TABLE, 60, bounds, lambda: None, lambda _p, _s, worthwhile: said.append(worthwhile)
+        decoder, reference, table, 60, bounds, lambda: None, lambda _p, _s, worthwhile: said.append(worthwhile)
     )
     return result, said
 
@@ -78,11 +82,7 @@ def test_a_model_without_spare_layers_is_a_no(reference: ReferenceStates) -> Non
     model = tiny_model("llama", seed=6, max_position_embeddings=256)
     decoder = Decoder(model)
     own = referenced(decoder, FOUR[:2], 33)
-    said: list[bool] = []
-    result = search(
-        decoder, own, latency_table(4), 60, SearchBounds(60, float("inf"), 0, 8), lambda: None,
-        lambda _p, _s, worthwhile: said.append(worthwhile),
-    )  # fmt: skip
+    result, said = run(own, decoder, latency_table(4), 60)
     assert said == [False]
     assert "bayesian" not in {entry.origin for entry in result.frontier}
     assert result.cost.evaluations < 60
