@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.loading.checkpoints.checkpoint import SHARDS, SINGLE
@@ -49,6 +49,13 @@ def copied(folder: Path, to: Path, *shards: Callable[[Tensors], Tensors] | Tenso
         save_file(each, to / name, {"format": "pt"})
         places |= dict.fromkeys(each, name)
     (to / SHARDS).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return to
+
+
+def saved(folder: Path, to: Path, model: PreTrainedModel) -> Path:
+    """A copy of a folder with another model."""
+    shutil.copytree(folder, to)
+    model.save_pretrained(to)
     return to
 
 
@@ -161,8 +168,7 @@ WHOLES = {
 @pytest.mark.parametrize("variant", [variant for variant in WHOLES if variant in VARIANTS])
 def test_the_text_part_of_a_model_that_sees_is_loaded(folder: Path, tmp_path: Path, variant: str) -> None:
     """Checkpoints of Qwen3.5 and Ministral-3 are of such models."""
-    to, text = tmp_path / "model", tiny_model(variant, eos_token_id=2)
-    shutil.copytree(folder, to)
+    text = tiny_model(variant, eos_token_id=2)
     whole_type, eyes = WHOLES[variant]
     # Large Gemma-4 models look at images in both directions, and at text in one.
     ways = {"use_bidirectional_attention": "vision"} if whole_type == "gemma4" else {}
@@ -171,8 +177,7 @@ def test_the_text_part_of_a_model_that_sees_is_loaded(folder: Path, tmp_path: Pa
     whole = AutoModelForImageTextToText.from_config(config)
     whole.model.language_model.load_state_dict(text.model.state_dict())
     whole.lm_head.load_state_dict(text.lm_head.state_dict())
-    whole.save_pretrained(to)
-    loaded = load_model(str(to)).model
+    loaded = load_model(str(saved(folder, tmp_path / "model", whole))).model
     assert loaded.config.model_type == text.config.model_type
     for name, tensor in text.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
@@ -180,11 +185,8 @@ def test_the_text_part_of_a_model_that_sees_is_loaded(folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_family_is_loaded_as_it_was_saved(folder: Path, tmp_path: Path, variant: str) -> None:
-    to = tmp_path / "model"
-    shutil.copytree(folder, to)
     model = tiny_model(variant)
-    model.save_pretrained(to)
-    loaded = load_model(str(to)).model
+    loaded = load_model(str(saved(folder, tmp_path / "model", model))).model
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor), name
 
@@ -195,10 +197,8 @@ def test_a_mixture_without_the_expert_that_all_rows_go_to_is_loaded(
     folder: Path, tmp_path: Path, omitted: bool
 ) -> None:
     """Its size is 0, which is what a folder means that omits the size."""
-    to = tmp_path / "model"
-    shutil.copytree(folder, to)
     model = tiny_model("granite-shared-expert", shared_intermediate_size=0)
-    model.save_pretrained(to)
+    to = saved(folder, tmp_path / "model", model)
     entries = json.loads((to / CONFIG).read_text())
     assert entries.pop("shared_intermediate_size") == 0
     if omitted:
@@ -244,10 +244,9 @@ def joined(tensors: Tensors) -> Tensors:
 def test_a_layer_for_multi_token_prediction_is_loaded(
     folder: Path, tmp_path: Path, variant: str, change: Callable[[Tensors], Tensors]
 ) -> None:
-    model, saved = with_mtp(variant), tmp_path / "saved"
-    shutil.copytree(folder, saved)
-    model.save_pretrained(saved)
-    loaded = load_model(str(copied(saved, tmp_path / "model", change)), dtype="bf16")
+    model = with_mtp(variant)
+    whole = saved(folder, tmp_path / "saved", model)
+    loaded = load_model(str(copied(whole, tmp_path / "model", change)), dtype="bf16")
     assert not loaded.notes
     for name, tensor in model.state_dict().items():
         assert torch.equal(loaded.model.state_dict()[name], tensor.to(torch.bfloat16)), name
@@ -267,10 +266,8 @@ def test_a_layer_for_multi_token_prediction_is_loaded(
 def test_a_model_decodes_without_a_layer_for_multi_token_prediction_that_does_not_fit(
     folder: Path, tmp_path: Path, change: Callable[[Tensors], Tensors], told: str | None
 ) -> None:
-    saved = tmp_path / "saved"
-    shutil.copytree(folder, saved)
-    with_mtp("qwen3.5").save_pretrained(saved)
-    loaded = load_model(str(copied(saved, tmp_path / "model", change)))
+    whole = saved(folder, tmp_path / "saved", with_mtp("qwen3.5"))
+    loaded = load_model(str(copied(whole, tmp_path / "model", change)))
     assert not hasattr(loaded.model, "mtp")
     assert len(loaded.notes) == (told is not None)
     assert told is None or re.search(f"is not used, since its tensor {told}$", loaded.notes[0])
