@@ -107,22 +107,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "alias bomb": (lambda f: (f / "manifest.yaml").write_text("a: &a [1]\nb: *a\n"), "aliases"),
     "duplicate key": (lambda f: rewrite(f, "domains/one.yaml", "name: one\nname: two\n"), "twice"),
     "wrong record": (lambda f: rewrite(f, "domains/one.yaml", "name: one\n"), "one.yaml: context"),
-    "long mask": (
-        lambda f: rewrite(
-            f, "domains/one.yaml", (f / "domains/one.yaml").read_text().replace("mask: 3c", "mask: 3cff", 1)
-        ),
-        r"frontier\[0\]",
-    ),
+    "long mask": (lambda f: replace_text(f, "domains/one.yaml", "mask: 3c", "mask: 3cff"), r"frontier\[0\]"),
     "bad latency": (lambda f: rewrite(f, next(f.glob("latency/*")).relative_to(f).as_posix(), "{}"), "latency"),
     "negative count": (
         lambda f: edit_manifest(f, lambda d: d["model"].update(num_layers=-3)),
         "num_layers",
-    ),
-    "a draft length that was not rated": (
-        lambda f: rewrite(
-            f, "domains/one.yaml", (f / "domains/one.yaml").read_text().replace("draft_length: 4", "draft_length: 7")
-        ),
-        "acceptance profile",
     ),
     "anchors not a number": (lambda f: spoil_anchors(f, "features"), "damaged anchors"),
     "anchors of no domain": (lambda f: spoil_anchors(f, "labels"), "damaged anchors"),

@@ -234,7 +234,7 @@ CASES: dict[str, tuple[Change, str]] = {
     "the same load twice": (loads(2, 2), "under_load: expected ascending"),
     "a choice of another draft length": (
         domain(lambda data: data["choice"].update(draft_length=7)),
-        "choice: expected a draft length",
+        "choice: expected a draft length.*acceptance profile",
     ),
     "exits in descending order": (exit_after(2, 1), "stops: expected layers in ascending order"),
     "an exit after the last layer": (exit_after(1, 4), "exit.stops: expected layers below 4, got 4"),

@@ -26,8 +26,8 @@ from tests.folders import TEXTS
 from tests.serving import tiny_engine
 
 
-def row(prompt: str, contender: str, seconds: float, counted: int = 10, category: str = "a") -> Row:
-    return Row(prompt, category, contender, 0, "none", counted + 1, 0.1, seconds, counted)
+def row(prompt: str, contender: str, seconds: float, repeat: int = 0, counted: int = 10, category: str = "a") -> Row:
+    return Row(prompt, category, contender, repeat, "none", counted + 1, 0.1, seconds, counted)
 
 
 def test_speed_is_total_tokens_over_total_seconds_of_the_same_prompts() -> None:
@@ -118,14 +118,10 @@ def test_a_comparison_checks_every_output_and_goes_on(
         compare.main()
 
 
-def row_ledger(prompt: str, contender: str, seconds: float, repeat: int) -> Row:
-    return Row(prompt, "all", contender, repeat, "none", 10, 0.1, seconds, 10)
-
-
 ROWS = [
-    *(row_ledger(prompt, "plain", 2.0, repeat) for prompt in "abc" for repeat in range(3)),
-    *(row_ledger("a", "auto", seconds, repeat) for repeat, seconds in enumerate((1.0, 2.0, 8.0))),
-    *(row_ledger(prompt, "auto", 1.0, repeat) for prompt in "bc" for repeat in range(3)),
+    *(row(prompt, "plain", 2.0, repeat) for prompt in "abc" for repeat in range(3)),
+    *(row("a", "auto", seconds, repeat) for repeat, seconds in enumerate((1.0, 2.0, 8.0))),
+    *(row(prompt, "auto", 1.0, repeat) for prompt in "bc" for repeat in range(3)),
 ]
 
 

@@ -86,16 +86,6 @@ def test_replay_drafts_token_by_token(trace: Trace, length: int, threshold: floa
     assert replay(trace, length, threshold) == Replay(cycles, position, steps)
 
 
-def test_replay_by_hand() -> None:
-    trace = Trace(np.array([1, 1, 0, 1, 1, 1, 1, 0], bool), np.array([0.9, 0.9, 0.4, 0.9, 0.4, 0.9, 0.9, 0.9]))
-    # 4 drafts: 2 right, correction; then 4 right and the bonus token falls on the last, wrong, position.
-    found = replay(trace, 4, 0.0)
-    assert (found.cycles, found.steps, found.tokens) == (2, 8, 8)
-    # With a threshold the first draft ends behind the unsure wrong token, the second behind the unsure right one.
-    found = replay(trace, 4, 0.5)
-    assert (found.cycles, found.steps, found.tokens) == (3, 3 + 2 + 2, 8)
-
-
 def test_the_profile_of_independent_matches_is_the_formula() -> None:
     random = np.random.default_rng(0)
     matches = random.random(8_000) < 0.8
