@@ -13,15 +13,6 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.embedding import Embedding
 from ssd_runtime.model.sublayers.sublayers import SubLayers
 
-ANY_MACHINE = (
-    "import ssd_profiles.latency_law as law, ssd_runtime.profiling.other_work as work; "
-    "law.broken_law = law.broken_light_law = lambda table: None; work.others_during = lambda seconds: 0.0; "
-    "import ssd_runtime.profiling.latency as table, ssd_runtime.profiling.light as light; "
-    "table.MAX_ROUNDS = light.MAX_ROUNDS = 3; "
-)
-"""Code before a command in a process of its own: whatever other processes do, its measurements are taken as they are,
-and are short."""
-
 
 def take_any_machine(patch: pytest.MonkeyPatch) -> None:
     """Let measurements be taken as they are in this process, whatever other processes do, and be short."""

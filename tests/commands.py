@@ -110,6 +110,14 @@ def records(done: Done) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.split("\n") if line]
 
 
+def one_line(done: Done) -> str:
+    """The line of error of a command that has said nothing else there."""
+    assert done.returncode == 2, (done.stdout, done.stderr)
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
 def assert_refused(done: Done, says: str) -> None:
     """The command has said what is wrong in one line, and nothing else."""
     assert done.returncode == 2, (done.stdout, done.stderr)
@@ -121,6 +129,7 @@ def assert_refused(done: Done, says: str) -> None:
 
 
 def _main(module: str, options: Sequence[str], folder: Path, env: Mapping[str, str], streams: Sequence[Path]) -> None:
+    os.setsid()  # a terminal that is opened now is this process's own
     for place, (path, mode) in enumerate(zip(streams, ("rb", "wb", "wb"), strict=True)):
         with path.open(mode) as file:
             os.dup2(file.fileno(), place)
@@ -132,6 +141,7 @@ def _main(module: str, options: Sequence[str], folder: Path, env: Mapping[str, s
     os.chdir(folder)
     sys.argv = ["ssd", *options]
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - multiprocessing has closed the one there was
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - the one there was does not know of a terminal
     take_any_machine(pytest.MonkeyPatch())
     let_compiles_be_short(pytest.MonkeyPatch())
     # What a shell starts in the background ignores Ctrl-C, and so would this.

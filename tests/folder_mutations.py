@@ -7,7 +7,6 @@ import shutil
 import struct
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from transformers import AutoTokenizer
 
@@ -134,8 +133,3 @@ def _change_weights(random: Random, path: Path) -> str:
         return "nothing"
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
     return f"{change} of {name}"
-
-
-def any_of(values: Any, seed: int) -> Any:
-    """One of some values, by a seed."""
-    return values[seed % len(values)]

@@ -1,11 +1,12 @@
 """Loads mutated model folders and decodes with them, in a process of its own that is watched from outside.
 
-`python -m tests.folder_trials FOLDER FIRST LAST` writes one line of JSON per seed to standard output.
+The command takes a folder and the first and last seed. It writes one line of JSON per seed to standard output.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import traceback
@@ -22,7 +23,8 @@ from ssd_runtime.engine.engine import Engine
 from ssd_runtime.engine.turn import RunSettings
 from ssd_runtime.loading.loaded_model import LoadedModel
 from ssd_runtime.loading.models import load_model
-from tests.folder_mutations import any_of, mutate_folder, save_families
+from tests.folder_mutations import mutate_folder, save_families
+from tests.served import memory, reset_peak
 
 QUESTION = "How many loaves did the baker count?"
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11, 12]])
@@ -50,19 +52,19 @@ def main() -> None:
     names = save_families(folder)
     known = {name: _logits(load_model(str(folder / name), "cpu")) for name in names}
     for seed in range(first, last):
-        name = any_of(names, seed)
+        name = names[seed % len(names)]
         mutated = folder / "mutated"
         shutil.copytree(folder / name, mutated)
         changed = f"{name}: {mutate_folder(mutated, seed)}"
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        before, began = _memory("VmRSS"), process_time()
+        reset_peak(os.getpid())
+        before, began = memory(os.getpid(), "VmRSS"), process_time()
         try:
             outcome, told = _decoded(mutated, known[name])
         except UserError as error:
             outcome, told = "refused", str(error)
         except BaseException:
             outcome, told = "traceback", traceback.format_exc()[-1500:]
-        trial = Trial(seed, changed, outcome, told, process_time() - began, _memory("VmHWM") - before)
+        trial = Trial(seed, changed, outcome, told, process_time() - began, memory(os.getpid(), "VmHWM") - before)
         print(json.dumps(asdict(trial)), file=lines, flush=True)
         shutil.rmtree(mutated)
 
@@ -94,13 +96,3 @@ def _tokens_by_transformers(folder: Path, loaded: LoadedModel) -> list[int]:
 def _logits(loaded: LoadedModel) -> Tensor:
     logits: Tensor = loaded.model(IDS).logits
     return logits
-
-
-def _memory(name: str) -> int:
-    """Bytes of this process, of a kind that /proc counts."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
-
-
-if __name__ == "__main__":
-    main()

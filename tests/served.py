@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
@@ -19,26 +19,18 @@ from typing import Any
 from ssd_runtime.serving.http.listening import listen
 from ssd_runtime.serving.http.server import serve
 from tests.commands import SERVE, begin
-from tests.compiled import seeded
 from tests.folders import TEXTS
 from tests.serving import tiny_engine, tiny_service
 from tests.waiting import wait_until
 
-TINY = """
-import logging, sys
-from pathlib import Path
-from tests.served import serve_tiny
-logging.basicConfig(stream=sys.stderr)
-logging.getLogger("ssd_serve").setLevel(logging.INFO)
-serve_tiny(Path(sys.argv[1]), float(sys.argv[2]))
-"""
 
-
-def serve_tiny(folder: Path, grace: float) -> None:
-    """Serve a tiny model until SIGTERM; nothing is measured before."""
-    service = tiny_service(tiny_engine(folder), places=72)
+def main() -> None:
+    """Serve the tiny model of this folder until SIGTERM; nothing is measured before."""
+    logging.basicConfig(stream=sys.stderr)
+    logging.getLogger("ssd_serve").setLevel(logging.INFO)
+    service = tiny_service(tiny_engine(Path()), places=72)
     service.thread.start()
-    serve(service, listen("127.0.0.1", 0), grace)
+    serve(service, listen("127.0.0.1", 0), 25.0)
 
 
 class Forked:
@@ -62,48 +54,28 @@ class Forked:
         os.kill(self.pid, number)
 
 
-Process = Forked | subprocess.Popen[bytes]
-Served = tuple[Process, str]
+Served = tuple[Forked, str]
 """The process of a server, and its address."""
 
 
 @contextmanager
-def served(folder: Path, grace: float = 25.0) -> Iterator[Served]:
-    """A process that serves the model of a folder."""
-    with (folder / "log.txt").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-c", TINY, str(folder), str(grace)], stderr=log)
-    with _running(process, folder) as found:
+def server(folder: Path, *options: str, strategy: str = "plain", **variables: str) -> Iterator[Served]:
+    """`ssd-serve` of the folder `model` in a folder; `variables` are added to its environment."""
+    given = ["--model", "model", "--port", "0", "--strategy", strategy, *options]
+    with served(folder, SERVE, *given, **variables) as found:
         yield found
 
 
 @contextmanager
-def server(folder: Path, *options: str, strategy: str = "plain", **variables: str) -> Iterator[Served]:
-    """`ssd-serve` of the folder `model` in a folder.
+def served(folder: Path, module: str = __name__, *options: str, **variables: str) -> Iterator[Served]:
+    """A process that serves what is in a folder by the command of a module; it is stopped if the test has not.
 
-    `variables` are added to the environment of a process that does all imports itself: libraries read some of them.
+    What it logs is in `log_of(folder)`.
     """
-    given = ["--model", "model", "--port", "0", "--strategy", strategy, *options]
     log = folder / "log.txt"
     log.write_text("")  # an earlier server of this folder has told its address
-    if variables:
-        process: Process = own_process(folder, *given, log=log, **variables)
-    else:
-        process = Forked(begin(folder, SERVE, *given, streams=[Path(os.devnull), Path(os.devnull), log]))
-    with _running(process, folder) as found:
-        yield found
-
-
-def own_process(folder: Path, *options: str, log: Path, **variables: str) -> subprocess.Popen[bytes]:
-    """`ssd-serve` in a process that does all imports itself, with its cache in a folder."""
-    command = [sys.executable, "-c", f"from {SERVE} import main; main()", *options]
-    environment = {**os.environ, "SSD_CACHE": seeded(folder / "cache"), "HF_HUB_OFFLINE": "1", **variables}
-    with log.open("w") as stderr:
-        return subprocess.Popen(command, cwd=folder, env=environment, stderr=stderr)
-
-
-@contextmanager
-def _running(process: Process, folder: Path) -> Iterator[Served]:
-    """A server once it has started; it is stopped if the test has not. What it logs is in `log_of(folder)`."""
+    streams = [Path(os.devnull), Path(os.devnull), log]
+    process = Forked(begin(folder, module, *options, streams=streams, **variables))
     try:
         wait_until(lambda: _address(folder) or process.poll() is not None, "the server serves", seconds=300)
         found = _address(folder)

@@ -9,8 +9,6 @@ import pty
 import re
 import select
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +16,7 @@ from pathlib import Path
 import pytest
 
 from ssd_profiles.prompts import read_prompts
-from tests.clocks import ANY_MACHINE
-from tests.commands import RUN, Done, command
-from tests.compiled import seeded
+from tests.commands import RUN, Done, begin, command
 from tests.folders import TEXTS, save_tiny_model
 
 LONG = 400
@@ -44,21 +40,11 @@ class Terminal:
     """A chat in a pseudo terminal, whose standard error goes to a file."""
 
     def __init__(self, room: Path, *options: str) -> None:
-        self._errors = open(room / "errors.txt", "w+")  # noqa: SIM115 - closed by close()
-        self._end, inner = pty.openpty()
-        code = f"{ANY_MACHINE}from {RUN} import main; main()"
-        program = [sys.executable, "-c", code, "--model", "model", "--strategy", "lookup", *options]
-        self.process = subprocess.Popen(
-            program,
-            cwd=room,
-            env={**os.environ, "SSD_CACHE": seeded(room / "cache"), "HF_HUB_OFFLINE": "1", "TERM": "dumb"},
-            stdin=inner,
-            stdout=inner,
-            stderr=self._errors,
-            start_new_session=True,
-            preexec_fn=_take_terminal,
-        )
-        os.close(inner)
+        self._end, self._inner = pty.openpty()
+        self._errors = room / "errors.txt"
+        terminal = Path(os.ttyname(self._inner))
+        given = ("--model", "model", "--strategy", "lookup", *options)
+        self.process = begin(room, RUN, *given, streams=[terminal, terminal, self._errors], TERM="dumb")
         self.shown = ""
 
     def wait_for(self, text: str, seconds: float = 90.0) -> str:
@@ -87,27 +73,17 @@ class Terminal:
         os.write(self._end, text.encode())
 
     def errors(self) -> str:
-        self._errors.flush()
-        return Path(self._errors.name).read_text()
+        return self._errors.read_text()
 
-    def ended(self) -> int:
-        return self.process.wait(30)
+    def ended(self) -> int | None:
+        self.process.join(30)
+        return self.process.exitcode
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.join()
         os.close(self._end)
-        self._errors.close()
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-    # Tests that run in a shell's background ignore Ctrl-C, and their children would too.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.close(self._inner)
 
 
 @pytest.fixture
@@ -172,7 +148,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_chat(terminal: Terminal) -> None:
     terminal.wait_for("The river")
     while len(terminal.shown) < 30:
         terminal.shown += os.read(terminal._end, 100).decode(errors="replace")
-    os.killpg(terminal.process.pid, signal.SIGINT)
+    os.kill(terminal.process.pid or 0, signal.SIGINT)
     cut = terminal.wait_for(">>> ")
     assert len(cut) < LONG * 0.8
     terminal.type("Go on\n")

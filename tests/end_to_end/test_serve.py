@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,18 +19,12 @@ import pytest
 
 from ssd_profiles.prompts import read_prompts
 from tests.commands import COMPILE, SERVE, command
-from tests.folders import TEXTS, save_tiny_model, write_prompts
+from tests.compiled import seeded
+from tests.folders import TEXTS
 from tests.ports import unused_port
-from tests.served import log_of, open_requests, own_process, post, send, server
+from tests.served import log_of, open_requests, post, send, server
 from tests.serving import TOOL_TEMPLATE
 from tests.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("room")
-    save_tiny_model(folder / "model")
-    return folder
 
 
 def test_open_requests_end_when_the_server_is_told_to_stop(room: Path) -> None:
@@ -96,8 +94,12 @@ def test_options_reach_the_server(room: Path) -> None:
 def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
     """So a health check that connects is no sign of life while the model is loaded."""
     port = unused_port()
-    options = ("--model", "model", "--port", str(port), "--strategy", "plain")
-    process = own_process(room, *options, log=room / "log.txt")  # to import all there is takes a while
+    # To import all there is takes a while.
+    code = f"from {SERVE} import main; main()"
+    command = [sys.executable, "-c", code, "--model", "model", "--port", str(port), "--strategy", "plain"]
+    environment = {**os.environ, "SSD_CACHE": seeded(room / "cache"), "HF_HUB_OFFLINE": "1"}
+    with (room / "log.txt").open("w") as log:
+        process = subprocess.Popen(command, cwd=room, env=environment, stderr=log)
     try:
         logged(room, "loading model; requests are taken on", 1)
         with pytest.raises(ConnectionRefusedError):
@@ -109,13 +111,6 @@ def test_nobody_gets_in_before_the_model_is_there(room: Path) -> None:
         process.wait()
 
 
-def compiled(folder: Path, domain: str) -> None:
-    """Compile a bundle of a domain's file, over one that is there."""
-    options = ["--model", "model", "--domain-file", domain, "--out", "bundle", "--evaluations", "8", "--device", "cpu"]
-    done = command(folder, COMPILE, *options)
-    assert done.returncode == 0, done.stderr
-
-
 def logged(folder: Path, words: str, times: int) -> str:
     """The rest of the line in which a server logs these words for the last of so many times."""
     line = re.compile(f"{words}(.*)\n")
@@ -125,10 +120,9 @@ def logged(folder: Path, words: str, times: int) -> str:
 
 def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -> None:
     """Requests are recorded, a bundle is compiled from them under load, and the server takes it up."""
-    write_prompts(room / "first.jsonl", TEXTS[0])
-    compiled(room, "first=first.jsonl")
+    shutil.copytree(room / "bundle", room / "served")
     questions = [" ".join(TEXTS[1].split()[i % 6 :]) + f" {i}" for i in range(14)]
-    with server(room, "--artifact", "bundle", "--reload", "--record", "mine.jsonl", strategy="auto") as (
+    with server(room, "--artifact", "served", "--reload", "--record", "mine.jsonl", strategy="auto") as (
         process,
         address,
     ):
@@ -151,7 +145,9 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         loading.start()
         traffic = (room / "mine.jsonl").read_text()
         (room / "traffic.jsonl").write_text(traffic)
-        compiled(room, "mine=traffic.jsonl")
+        compiling = ("--model", "model", "--domain-file", "mine=traffic.jsonl", "--out", "served", "--device", "cpu")
+        compiled = command(room, COMPILE, *compiling, "--evaluations", "8")
+        assert compiled.returncode == 0, compiled.stderr
         taken_up = logged(room, "took up", 1)
         before = len(answers)
         wait_until(lambda: len(answers) >= before + 8 or not loading.is_alive(), "requests go on")
@@ -161,7 +157,7 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         loading.join()
     assert again == taken_up
     assert "mine" in taken_up
-    assert "first" not in taken_up
+    assert "rivers" not in taken_up
     assert len(answers) >= before + 8
     assert all(text == expected[question] for question, text in answers)
 
@@ -172,6 +168,8 @@ def test_a_server_learns_from_its_own_traffic_and_loses_no_request(room: Path) -
         ([], "--model: none given; give a model, or a --bundle that names one"),
         (["--model", "model", "--reload"], "--reload: there is no folder to look at again"),
         (["--model", "nowhere/at/all"], "nowhere/at/all: no such folder"),
+        (["--model", "nowhere", "--allow-strategies", "nonsense"], "--allow-strategies"),
+        (["--model", "nowhere", "--allow-strategies", "clasp,knn"], "--allow-strategies"),
         (["--model", "model", "--strategy", "knn"], "--strategy knn: needs a bundle"),
         (["--model", "model", "--api-key", ""], "--api-key: a key is text"),
         (["--model", "model", "--host", "192.0.2.1"], "--host, --port: 192.0.2.1:8000 cannot be listened on"),

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,27 +65,3 @@ def test_the_worst_wait_of_a_short_request(address: str, strategy: str) -> None:
         assert answer["usage"]["completion_tokens"] == 4
         wait_until(lambda: not open_requests(address), "both requests have ended")
     assert max(waits) < LONGEST_WAIT
-
-
-@pytest.mark.parametrize(
-    ("strategy", "parameters", "field"),
-    [
-        ("lookup", {"max_draft": 10**9}, "ssd.parameters"),
-        ("swift", {"window": 10**9}, "ssd.parameters"),
-        ("light", {}, "ssd.strategy"),
-    ],
-)
-def test_what_would_stop_the_server_is_refused(
-    address: str, strategy: str, parameters: dict[str, Any], field: str
-) -> None:
-    response = post(address, max_tokens=4, ssd={"strategy": strategy, "parameters": parameters})
-    assert (response.status, json.load(response)["error"]["param"]) == (400, field)
-
-
-def test_a_strategy_that_cannot_be_allowed_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
-    for options in (("nonsense",), ("clasp,knn",)):
-        with (
-            pytest.raises(AssertionError, match=r"^error: --allow-strategies"),
-            server(tmp_path, "--allow-strategies", *options),
-        ):
-            pass

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.commands import begin
 from tests.folder_trials import Trial
 
 COUNT = int(os.environ.get("SSD_FOLDER_MUTATIONS", "100"))
-ROOT = Path(__file__).parents[3]
 MOST_SECONDS = 20.0
 """Processor time that any one folder may take: to be read, to be checked and to decode a few tokens."""
 MOST_GROWTH = 256 << 20
@@ -40,17 +38,16 @@ def test_a_mutated_folder_is_refused_in_one_line_or_answers_as_it_should(tmp_pat
 def tried(folder: Path) -> list[Trial]:
     """The trials of all seeds, in a process that ends with the first that takes far too much memory."""
     (folder / "models").mkdir()
-    command = [sys.executable, "-m", "tests.folder_trials", str(folder / "models"), "0", str(COUNT)]
-    with (folder / "trials.jsonl").open("w") as out, (folder / "errors.txt").open("w") as errors:
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=out, stderr=errors, text=True)
-        process.stdin.write("y\n" * 1000)
-        process.stdin.close()
-        while process.poll() is None:
-            time.sleep(0.2)
+    streams = [folder / name for name in ("yes.txt", "trials.jsonl", "errors.txt")]
+    streams[0].write_text("y\n" * 1000)
+    process = begin(folder, "tests.folder_trials", "models", "0", str(COUNT), streams=streams)
+    while process.is_alive():
+        process.join(0.2)
+        with suppress(psutil.NoSuchProcess):
             if psutil.Process(process.pid).memory_info().rss > MOST_MEMORY:
                 process.kill()
     # Libraries in Rust print to standard output, too.
-    lines = (folder / "trials.jsonl").read_text().splitlines()
+    lines = streams[1].read_text().splitlines()
     trials = [Trial(**json.loads(line)) for line in lines if line.startswith('{"seed"')]
-    assert process.returncode == 0, (trials[-1:], (folder / "errors.txt").read_text()[-2000:])
+    assert process.exitcode == 0, (trials[-1:], streams[2].read_text()[-2000:])
     return trials
