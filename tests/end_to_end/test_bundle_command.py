@@ -21,7 +21,7 @@ from ssd_artifacts.safetensors_header import read_header
 from ssd_compiler.bundles.cli import main as bundle_main
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.commands.run import main as run_main
-from tests.commands import COMPILE, Done, Within, command
+from tests.commands import COMPILE, Done, Within, command, one_line, records
 from tests.damage import contents
 from tests.folders import TEXTS, save_tiny_model, write_prompts
 from tests.keys import key_pair
@@ -62,16 +62,8 @@ def call(room: Path, within: Within) -> Within:
     return partial(within, room)
 
 
-def one_line(done: Done) -> str:
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
 def tokens(done: Done) -> Any:
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[0])["token_ids"]
+    return records(done)[0]["token_ids"]
 
 
 QUESTION = ("--max-new-tokens", "12", "--json", "How many loaves?")
