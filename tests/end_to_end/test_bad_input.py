@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from ssd_compiler.cli import main as compile_main
 from ssd_runtime.commands.run import main as run_main
-from tests.commands import RUN, Within, assert_refused, command, compile_options
+from tests.commands import Within, assert_refused, compile_options
 from tests.folders import save_tiny_model
 
 BAD_RUNS = {
@@ -38,7 +37,7 @@ BAD_RUNS = {
     "no value": (["--artifact", "bundle", "hi", "--strategy", "swift", "--set", "window"], "NAME=VALUE"),
     "strategy needs bundle": (["--model", "model", "hi", "--strategy", "knn"], "needs a bundle"),
     "unknown option": (["--artifact", "bundle", "hi", "--zap"], "--zap"),
-    "another file": (["--model", "list.jsonl", "hi", "--strategy", "plain"], "a file, but not a .gguf file"),
+    "another file": (["--model", "malformed.jsonl", "hi", "--strategy", "plain"], "a file, but not a .gguf file"),
     "other bits of keys": (["--model", "model", "hi", "--kv-bits", "4"], "expected 8, got 4"),
     "unknown model": (["--model", "./nope", "hi", "--strategy", "plain"], "no such folder"),
     "unknown device": (["--artifact", "bundle", "hi", "--device", "abacus"], "--device"),
@@ -47,13 +46,9 @@ BAD_RUNS = {
     "unknown dtype": (["--artifact", "bundle", "hi", "--dtype", "fp3"], "fp32 .float32., bf16 .bfloat16."),
     "missing file": (["--artifact", "bundle", "--prompts", "none.jsonl"], "none.jsonl: cannot be read"),
     "malformed file": (["--artifact", "bundle", "--prompts", "malformed.jsonl"], "malformed.jsonl:2"),
-    "empty file": (["--artifact", "bundle", "--prompts", "empty.jsonl"], "no prompts"),
     "too long": (["--artifact", "bundle", "long " * 600], "prompt 1: .*512"),
     "another model": (["--artifact", "bundle", "--model", "other", "hi"], "compiled for"),
     "another tokenizer": (["--artifact", "bundle", "--model", "retokenized", "hi"], "other tokenizer"),
-    "not utf-8": (["--artifact", "bundle", "--prompts", "latin.jsonl"], "latin.jsonl:1: not JSON in UTF-8"),
-    "empty line in file": (["--artifact", "bundle", "--prompts", "blank.jsonl"], "blank.jsonl:2: the prompt is empty"),
-    "a list for an object": (["--artifact", "bundle", "--prompts", "list.jsonl"], "expected a JSON object, got list"),
     "a folder for a file": (["--artifact", "bundle", "--prompts", "empty"], "empty: cannot be read"),
     "absurd threads": (["--artifact", "bundle", "hi", "--threads", "999999"], "--threads"),
     "bad size": (["--artifact", "bundle", "hi", "--weight-memory", "lots"], "such as 2G"),
@@ -69,9 +64,8 @@ BAD_RUNS = {
     ),
     "no new tokens": (["--artifact", "bundle", "hi", "--max-new-tokens", "0"], "--max-new-tokens"),
     "not a number": (["--artifact", "bundle", "hi", "--strategy", "knapsack", "--set", "budget=nan"], "number from 0"),
+    "altered bundle": (["--artifact", "altered", "hi"], "altered"),
     "truncated weights": (["--model", "truncated", "hi", "--strategy", "plain"], "not a safetensors file"),
-    "weights that lack": (["--model", "lacking", "hi", "--strategy", "plain"], "lacks weights"),
-    "broken config": (["--model", "broken", "hi", "--strategy", "plain"], "config.json is not JSON"),
     "another kind of model": (["--model", "bert", "hi", "--strategy", "plain"], "a bert model is not supported"),
     "not a gguf": (["--model", "fake.gguf", "hi", "--strategy", "plain"], "not a GGUF file"),
 }
@@ -82,23 +76,19 @@ def bad_room(room: Path) -> Path:
     (room / "empty").mkdir()
     shutil.copytree(room / "bundle", room / "mixed")
     (room / "mixed" / "notes.txt").write_text("precious")
-    (room / "empty.jsonl").write_text("")
+    shutil.copytree(room / "bundle", room / "altered")
+    with (room / "altered" / "domains" / "rivers.yaml").open("a") as file:
+        file.write("\n")
     (room / "malformed.jsonl").write_text('{"prompt": "a"}\n{"prompt"')
-    (room / "latin.jsonl").write_bytes('{"prompt": "Häuser"}'.encode("latin-1"))
-    (room / "blank.jsonl").write_text('{"prompt": "a"}\n{"prompt": "  "}')
-    (room / "list.jsonl").write_text('["a"]')
+    (room / "few.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
     (room / "fake.gguf").write_bytes(b"GGUF nothing of the kind")
     save_tiny_model(room / "other", epsilon=0.3)
-    for name in ("retokenized", "truncated", "lacking", "broken", "bert"):
+    for name in ("retokenized", "truncated", "bert"):
         shutil.copytree(room / "model", room / name)
     template = room / "retokenized" / "chat_template.jinja"
     template.write_text(template.read_text() + " ")
     weights = room / "truncated" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    tensors = load_file(room / "model" / "model.safetensors")
-    tensors.pop("model.layers.3.mlp.up_proj.weight")
-    save_file(tensors, room / "lacking" / "model.safetensors", {"format": "pt"})
-    (room / "broken" / "config.json").write_text("{")
     (room / "bert" / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     return room
 
@@ -165,7 +155,6 @@ BAD_COMPILES = {
 
 @pytest.mark.parametrize("case", BAD_COMPILES)
 def test_a_bad_compile_writes_nothing(bad_room: Path, case: str, within: Within) -> None:
-    (bad_room / "few.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
     options, says = BAD_COMPILES[case]
     before = {path.name for path in bad_room.iterdir()}
     assert_refused(within(bad_room, compile_main, *options), says)
@@ -176,7 +165,6 @@ def test_a_bad_compile_writes_nothing(bad_room: Path, case: str, within: Within)
 def test_the_last_domains_prompts_are_checked_before_anything_is_computed(
     bad_room: Path, monkeypatch: pytest.MonkeyPatch, within: Within
 ) -> None:
-    (bad_room / "few.jsonl").write_text('{"prompt": "a"}\n{"prompt": "b"}')
     monkeypatch.setattr("ssd_compiler.stages.features_of", None)
     before = {path.name for path in bad_room.iterdir()}
     options = ["--model", "model", "--domain-file", "rivers=rivers.jsonl", "--domain-file", "few=few.jsonl"]
@@ -215,10 +203,3 @@ def test_a_compile_that_runs_out_of_memory_is_one_line(
         r"error: out of memory on cpu while compiling; give .*smaller model", done.stderr.splitlines()[-1]
     )
     assert not (room / "scarce").exists()
-
-
-def test_an_altered_bundle_is_refused(room: Path, tmp_path: Path) -> None:
-    shutil.copytree(room / "bundle", tmp_path / "altered")
-    with (tmp_path / "altered" / "domains" / "rivers.yaml").open("a") as file:
-        file.write("\n")
-    assert_refused(command(room, RUN, "--artifact", str(tmp_path / "altered"), "hi"), "altered")
