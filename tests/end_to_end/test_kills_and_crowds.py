@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from tests.clients import connected, leave_at_random, request
 from tests.folders import TEXTS, save_tiny_model
 from tests.ports import unused_port
 from tests.served import defects, log_of, memory, metric, open_requests, send, server
+from tests.waiting import wait_until
 
 ROUNDS = 3
 ROUND = {"whole": 24, "wrong": 6, "leaving": 14}
@@ -94,14 +94,6 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def eventually(holds: Callable[[], bool], seconds: float = 60) -> bool:
-    """Whether something holds within some time."""
-    until = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return held
-
-
 def files(process: psutil.Process) -> int:
     """Open files of a server, without the one for each process that renders its templates."""
     return int(process.num_fds() - len(process.children()))
@@ -135,11 +127,11 @@ def test_a_crowd_leaks_nothing_and_gets_what_lone_requests_get(room: Path) -> No
             with ThreadPoolExecutor(AT_ONCE) as threads:
                 wrong = list(threads.map(client, range(number * len(kinds), (number + 1) * len(kinds)), kinds))
             assert [each for each in wrong if each] == []
-            assert eventually(lambda: open_requests(address) == 0)
+            wait_until(lambda: open_requests(address) == 0, "all requests have ended")
             taken.append(memory(started.pid, "VmRSS"))
         print(f"\nmemory after each round: {[each >> 10 for each in taken]} KiB, {usual} files")
         assert taken[-1] < taken[-2] + MOST_GROWTH
-        assert eventually(lambda: files(process) <= usual), (files(process), usual)
+        wait_until(lambda: files(process) <= usual, f"the server has {usual} open files")
         assert metric(address, "ssd:kv_pool_used_bytes") == metric(address, "ssd:prefix_bytes")
         assert defects(address) == 0
         assert "Traceback" not in log_of(room)
@@ -157,7 +149,7 @@ def asking(address: str) -> Iterator[dict[Question, Future[tuple[int, str] | Non
 
     with ThreadPoolExecutor(len(LONG)) as threads:
         clients = {each: threads.submit(ask, each) for each in LONG}
-        assert eventually(lambda: open_requests(address) == len(LONG))
+        wait_until(lambda: open_requests(address) == len(LONG), "all requests run")
         yield clients
 
 
@@ -178,7 +170,10 @@ def test_a_killed_server_loses_nothing_without_an_error_and_serves_again_at_once
             process.kill()
         assert None in {client.result() for client in killed.values()}, "requests ran when it was killed"
         assert helpers
-        assert eventually(lambda: not any(each.is_running() and each.status() != "zombie" for each in helpers))
+        wait_until(
+            lambda: not any(each.is_running() and each.status() != "zombie" for each in helpers),
+            "its helpers have ended",
+        )
     with server(room, *options) as (process, address):
         assert sorted(recorded(record)) == sorted(LONG.values())
         right = {asked: asked.ask(address) for asked in LONG}
@@ -198,9 +193,9 @@ def test_readers_that_never_read_keep_no_place_and_do_not_keep_the_server(room: 
         readers = [connected(address, SO_RCVBUF=4096, TCP_MAXSEG=536) for _ in range(4)]
         for reader in readers:
             reader.sendall(request(max_tokens=400, stream=True, logprobs=True, top_logprobs=20))
-        assert eventually(lambda: open_requests(address) == len(readers))
+        wait_until(lambda: open_requests(address) == len(readers), "all requests run")
         assert GOOD[0].ask(address) == right
-        assert eventually(lambda: open_requests(address) == 0)
+        wait_until(lambda: open_requests(address) == 0, "all requests have ended")
         process.terminate()
         assert process.wait(30) == 0
     for reader in readers:
