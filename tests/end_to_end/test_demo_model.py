@@ -113,8 +113,7 @@ def test_rows_beside_a_row_move_its_logits_by_rounding_alone(
     """
     engine = Engine({"fp32": demo, "packed": packed}.get(dtype) or load_model("demo@wheel", "cpu", dtype="bf16"))
     ids = demo.encode([("user", texts()[1])])
-    answer = generate(Session(engine.decoder), ids, PlainPlanner(), Limits(24)).token_ids
-    plain = logits_of(engine, ids, answer, 1)
+    answer, plain = plainly(engine, ids, 24)
     moved, flipped = ROUNDING[dtype]
     for rows in (2, 24):
         logits = logits_of(engine, ids, answer, rows)
@@ -134,11 +133,21 @@ def packed() -> Iterator[LoadedModel]:
         os.environ["SSD_CACHE"] = kept
 
 
+def plainly(engine: Engine, ids: list[int], tokens: int) -> tuple[list[int], Tensor]:
+    """The greedy answer of so many tokens, and its logits [tokens, vocabulary] in fp32, one row at a time."""
+    session, parts, answer = Session(engine.decoder), list[Tensor](), [ids[-1]]
+    session.prefill(ids[:-1], new_tokens=tokens)
+    for _ in range(tokens):
+        parts.append(engine.decoder.logits(session.forward(answer[-1:])).float())
+        session.commit(answer[-1:])
+        answer.append(int(parts[-1].argmax()))
+    return answer[1:], torch.cat(parts)
+
+
 def logits_of(engine: Engine, ids: list[int], answer: list[int], rows: int) -> Tensor:
     """Logits [answer, vocabulary] of an answer that is run so many rows at a time, in fp32."""
-    session, parts = Session(engine.decoder), list[Tensor]()
-    session.prefill(ids[:-1] or ids, new_tokens=len(answer))
-    tokens = [ids[-1], *answer[:-1]] if len(ids) > 1 else answer
+    session, parts, tokens = Session(engine.decoder), list[Tensor](), [ids[-1], *answer[:-1]]
+    session.prefill(ids[:-1], new_tokens=len(answer))
     for begin in range(0, len(tokens), rows):
         chunk = tokens[begin : begin + rows]
         parts.append(engine.decoder.logits(session.forward(chunk)).float())
