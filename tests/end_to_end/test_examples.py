@@ -15,6 +15,7 @@ from ssd_artifacts.bundle import Bundle
 from tests.clocks import let_compiles_be_short
 from tests.folders import TEXTS, save_tiny_model
 from tests.serving import serving, tiny_engine, tiny_service
+from tests.tables import table_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -69,6 +70,7 @@ def test_transformers_generate(run: Callable[..., str]) -> None:
 @pytest.mark.usefixtures("any_machine")
 def test_compile_domain(run: Callable[..., str], room: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_compiles_be_short(monkeypatch)
+    monkeypatch.setattr("ssd_compiler.stages.measure_latency", table_of)
     words = " ".join(TEXTS).split()
     lines = [json.dumps({"prompt": " ".join(words[at : at + 9])}) for at in range(14)]
     (room / "mine.jsonl").write_text("\n".join(lines))
