@@ -22,6 +22,7 @@ from ssd_profiles.prompts import read_prompts
 from ssd_runtime.commands.command import closing, command_app, run_command, uncollected
 from ssd_runtime.commands.groups import with_groups
 from ssd_runtime.commands.options import ModelOptions, VersionOption
+from ssd_runtime.loading.source import require_there
 from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 
 LIBRARIES = ("sklearn", "bayes_opt")
@@ -122,6 +123,7 @@ def main() -> None:
 
 def _check(settings: CompileSettings, base: Bundle | None, out: Path) -> None:
     """Raise UserError for settings that cannot work, before anything slow begins."""
+    require_there(settings.model)
     names = settings.new_domains
     if settings.clusters is not None and len(settings.domain_files) != 1:
         raise UserError(

@@ -23,6 +23,8 @@ LEAST_PROBABLE = 0.12
 """Drafted tokens have at least this probability."""
 KEEP = 0.995
 """Decay per case, since requests change over time."""
+MOST_READ = 16_384
+"""Most tokens that are read into the index at once, a tenth of a second, for which all other requests wait."""
 PRIOR_WEIGHT = 6.0
 """Number of cases that the prior counts as."""
 
@@ -97,7 +99,8 @@ class Lookup:
         self._matcher: Matcher | None = None
         self._certain = Rate.prior(1.0)
         self._unread: list[int] = []
-        """Appended tokens that are not in the index yet; they are added when the next guesses are made."""
+        """Tokens that are not in the index yet. They are added when guesses are made, of which there are none before all
+        are."""
 
     @property
     def known(self) -> int:
@@ -111,8 +114,9 @@ class Lookup:
 
     def start(self, prompt: Sequence[int], matcher: Matcher | None = None) -> None:
         """Read the prompt; guesses are those tokens that the `matcher` of the answer's grammar allows."""
-        self._index.extend(prompt)
+        self._unread.extend(prompt)
         self._matcher = matcher
+        self._read()
 
     def observe_first(self, context: int, pending: int) -> None:
         """Read the first token after a prompt of `context` tokens, which belongs to no cycle."""
@@ -125,7 +129,9 @@ class Lookup:
 
     def observe(self, tokens: Sequence[int]) -> None:
         """Read the answer's next tokens and update the rates of the guesses for them."""
-        self._read()
+        if not self._read():
+            self._unread.extend(tokens)
+            return
         for token in tokens:
             for guess, rate in self._guesses(()):
                 rate.update(guess == token)
@@ -133,8 +139,9 @@ class Lookup:
 
     def grow(self, path: Sequence[int], rows: int, depth: int) -> list[Node]:
         """Grow the most probable guesses after the tokens read and `path`: at most `rows`, best first."""
-        self._read()
         tree = list[Node]()
+        if not self._read():
+            return tree
         order = count()
         heap: list[tuple[float, int, int, int, tuple[int, ...]]] = []
 
@@ -152,11 +159,12 @@ class Lookup:
                 expand(row=len(tree), branch=branch, probability=-chance, level=level + 1)
         return tree
 
-    def _read(self) -> None:
-        """Add the appended tokens to the index."""
+    def _read(self) -> bool:
+        """Add tokens to the index, at most `MOST_READ`; returns whether all are in it."""
         if self._unread:
-            self._index.extend(self._unread)
-            self._unread = []
+            self._index.extend(self._unread[:MOST_READ])
+            del self._unread[:MOST_READ]
+        return not self._unread
 
     def _guesses(self, path: tuple[int, ...]) -> Iterator[tuple[int, Rate]]:
         """Iterate over the guesses for the token after `path`, with the rate of each one's kind.

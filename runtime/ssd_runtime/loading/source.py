@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,11 +57,27 @@ def read_source(artifact: str | Path | None, model: str | None, key: Path | None
     """Open the bundle, if one is given; its model is the default, unless it comes from elsewhere.
 
     With `key`, the bundle must be signed by that public key, and may then choose the model. Raises UserError if neither
-    a bundle nor a model is given.
+    a bundle nor a model is given, or if the model is a path to nothing.
     """
     opened = open_given(artifact, key)
     if model is None:
         if opened is None:
             raise UserError("--model: none given; give a model, or a --bundle that names one")
         model = opened.model_spec()
+    require_there(model)
     return ModelSource(model, opened)
+
+
+def require_there(model: str) -> None:
+    """Raise UserError for a model that is named by a path to nothing."""
+    path = expanded(model)
+    if model.endswith(".gguf") and not os.path.isfile(path):
+        raise UserError(f"{model}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
+    if (path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1) and not os.path.exists(path):
+        raise UserError(f"{model}: no such folder; give a .gguf file, a folder, a Hub id or `demo`")
+
+
+def expanded(model: str) -> Path:
+    """The path that names a model; of those that name none, any."""
+    # os.path is used, since pathlib's tests raise for names that are too long or begin with an unknown user's home.
+    return Path(os.path.expanduser(model))

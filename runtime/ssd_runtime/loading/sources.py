@@ -13,6 +13,7 @@ from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.loading.checkpoints.checkpoint import read_files
 from ssd_runtime.loading.gguf.conversion import KEPT, converted, gguf_digest
+from ssd_runtime.loading.source import expanded, require_there
 from ssd_runtime.loading.wheels import DEMO, WHEELS, WheelModel
 from ssd_runtime.weights.gguf.index import GgufIndex
 
@@ -35,8 +36,8 @@ class Source:
 
 def find_model(spec: str) -> Source:
     """Bring a model to this machine's disk as a folder of safetensors. Raises UserError when it cannot be found."""
-    # os.path is used, since pathlib's tests raise for names that are too long or begin with an unknown user's home.
-    path = Path(os.path.expanduser(spec))
+    require_there(spec)
+    path = expanded(spec)
     if spec == "demo":
         try:
             return _from_hub(DEMO_HUB)
@@ -45,15 +46,13 @@ def find_model(spec: str) -> Source:
     if spec in NAMED:
         return _from_wheel(NAMED[spec], packed=False)
     if spec.endswith(".gguf"):
-        index = _index(spec, path)
+        index = GgufIndex.read(path)
         return Source(_converted(index, packed=False), os.path.abspath(path))
     if os.path.isdir(path):
         weight_files(path)
         return Source(path, str(path.resolve()))
     if os.path.isfile(path):
         raise UserError(f"{spec}: a file, but not a .gguf file; give one, a folder, a Hub id or `demo`")
-    if path.is_absolute() or spec.startswith((".", "~")) or spec.count("/") > 1:
-        raise UserError(f"{spec}: no such folder; give a .gguf file, a folder, a Hub id or `demo`")
     return _from_hub(spec)
 
 
@@ -64,20 +63,15 @@ def can_be_packed(spec: str) -> bool:
 
 def find_packed(spec: str) -> Source:
     """Find a `.gguf` file and convert its config and tokenizer, once. Raises UserError when there is no such file."""
-    path = Path(os.path.expanduser(spec))
     if spec in NAMED:
         return _from_wheel(NAMED[spec], packed=True)
+    require_there(spec)
+    path = expanded(spec)
     if not can_be_packed(spec):
         raise UserError(f"{spec}: --weights packed needs a .gguf file or `demo`; give one, or omit --weights")
-    index = _index(spec, path)
+    index = GgufIndex.read(path)
     # A link is kept: in the Hub's cache, the file that it leads to has no suffix.
     return Source(_converted(index, packed=True), os.path.abspath(path), None, index)
-
-
-def _index(spec: str, path: Path) -> GgufIndex:
-    if not os.path.isfile(path):
-        raise UserError(f"{spec}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
-    return GgufIndex.read(path)
 
 
 def _converted(index: GgufIndex, packed: bool) -> Path:

@@ -56,6 +56,23 @@ def test_appended_tokens_count_in_the_next_guesses(prompt: list[int], parts: lis
     assert later.grow((), 8, 8) == at_once.grow((), 8, 8)
 
 
+@given(words, st.lists(st.integers(0, 3), max_size=20))
+def test_a_long_prompt_is_read_in_parts_and_then_known_like_any_other(prompt: list[int], answer: list[int]) -> None:
+    slow, at_once = Lookup(LookupStats(), recycle=False), Lookup(LookupStats(), recycle=False)
+    at_once.start([*prompt, *answer])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ssd_runtime.drafting.lookup.MOST_READ", 7)
+        slow.start(prompt)
+        for token in answer:
+            slow.observe((token,))
+        assert slow.known == at_once.known
+        while slow._unread:
+            guesses = slow.grow((), 8, 8)
+            assert not (guesses and slow._unread)
+    assert slow._index.tokens == at_once._index.tokens
+    assert slow._index.after() == at_once._index.after()
+
+
 @given(words, st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.permutations(range(4))), max_size=20))
 def test_a_tree_holds_the_most_probable_guesses_each_behind_its_parent(
     tokens: list[int], seen: list[tuple[int, int, list[int]]]

@@ -11,6 +11,7 @@ from torch import nn
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
+from ssd_runtime.loading.source import read_source
 from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.batch.builder import GROUPED_ROWS, bias_of
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
@@ -193,6 +194,9 @@ def test_models_that_are_not_there(spec: str, says: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("ssd_runtime.loading.sources.hub_reachable", lambda: False)
     with pytest.raises(UserError, match=says):
         find_model(spec)
+    if "/nowhere" in spec:  # commands say so before imports that take seconds
+        with pytest.raises(UserError, match=says):
+            read_source(None, spec)
 
 
 @pytest.mark.parametrize(
