@@ -12,8 +12,9 @@ from gguf import GGMLQuantizationType as Type
 
 from ssd_artifacts.files import cache_folder
 from ssd_profiles.errors import UserError
-from ssd_runtime.loading.gguf.conversion import KEPT
+from ssd_runtime.loading.gguf.conversion import KEPT, converted
 from ssd_runtime.loading.wheels import WheelModel
+from ssd_runtime.weights.gguf.index import GgufIndex
 from tests.gguf_files import SIZES, save_gguf
 from tests.models import tiny_model
 
@@ -54,6 +55,18 @@ def test_parts_are_joined_in_order_and_then_let_go(file: Path) -> None:
     assert (folder / KEPT).read_bytes() == file.read_bytes()
     assert (folder / "config.json").is_file()
     assert not list((cache_folder() / "downloads").rglob("*.whl"))
+
+
+def test_a_new_version_keeps_the_file_and_lets_the_old_one_go(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_all(file)
+    dense, packed = converted("parts@wheel", model_of(file).sha256, False, lambda: GgufIndex.read(file)), "-packed"
+    old = model_of(file).folder(packed=True)
+    assert (dense.name + packed, dense.parent) == (old.name, old.parent)
+    monkeypatch.setattr("ssd_runtime.loading.gguf.conversion.VERSION", 1000)
+    new = model_of(file).folder(packed=True)
+    assert (new / KEPT).read_bytes() == file.read_bytes()
+    assert new != old
+    assert (new.is_dir(), old.exists(), dense.is_dir()) == (True, False, True)
 
 
 def test_a_part_that_is_there_is_not_fetched_again(file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,8 @@ from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer, save_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 VERSION = 8
-"""Counts the changes of what a conversion writes; folders of other versions are not used."""
+"""Counts the changes of what a conversion writes. Folders of other versions are not used, and go when this one's is
+made."""
 LONGEST_NAME = 120
 """Bytes of a file's name in that of its folder: names have at most 255."""
 KEPT = "model.gguf"
@@ -41,22 +43,28 @@ def converted(name: str, digest: str, packed: bool, read: Callable[[], GgufIndex
     """The folder of a file's model in fp32, or with `packed` of its settings alone.
 
     With `keep` the file is moved there. It has this digest. It is read and converted if the folder is not there; raises
-    UserError if it cannot be.
+    UserError if it cannot be. A file that another version has kept is not fetched again.
     """
     kind = "-packed" if packed else ""
     short = name.encode()[:LONGEST_NAME].decode(errors="ignore")
-    folder = converted_models() / f"{short}-{digest[:12]}-v{VERSION}{kind}"
+    before = f"{short}-{digest[:12]}-v"
+    folder = converted_models() / f"{before}{VERSION}{kind}"
     if (folder / "config.json").is_file():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.parent / f".{folder.name}.lock"):  # one process makes it while others wait
         clear_leftovers(folder)
         if not (folder / "config.json").is_file():
-            index = read()
+            names = [each for each in os.listdir(folder.parent) if each.startswith(before) and each.endswith(kind)]
+            others = [folder.parent / each for each in names if each[len(before) :].removesuffix(kind).isdigit()]
+            known = next((each / KEPT for each in others if keep and (each / KEPT).is_file()), None)
+            index = read() if known is None else GgufIndex.read(known)
             with new_folder(folder) as temporary:
                 _convert(index, temporary, packed)
                 if keep:
                     shutil.move(index.path, temporary / KEPT)
+            for each in others:
+                shutil.rmtree(each, ignore_errors=True)
     return folder
 
 
