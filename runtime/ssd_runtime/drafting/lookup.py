@@ -99,8 +99,7 @@ class Lookup:
         self._matcher: Matcher | None = None
         self._certain = Rate.prior(1.0)
         self._unread: list[int] = []
-        """Tokens that are not in the index yet. They are added when guesses are made, of which there are none before all
-        are."""
+        """Tokens that are not in the index yet. They are added when guesses are made; there are none before all are."""
 
     @property
     def known(self) -> int:

@@ -14,7 +14,7 @@ from ssd_runtime.engine.job import Job, is_full
 from ssd_runtime.engine.loop import generating
 from ssd_runtime.engine.output.generation import Generation
 from ssd_runtime.engine.output.output import Limits
-from ssd_runtime.engine.scheduler import HOLD_SECONDS, Scheduler
+from ssd_runtime.engine.scheduler import HOLD_SECONDS, PREFILL_ROWS, Scheduler
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.model.runner import Forward, Head
@@ -100,6 +100,22 @@ def test_a_step_of_others_waits_for_a_long_draft_no_longer_than_is_stated(name: 
     finished = scheduler.finish(slow)
     assert finished.token_ids == alone
     assert any(cycle.held for cycle in finished.cycles) == bool(behind), "the others' steps are not the drafts' time"
+
+
+def test_a_request_that_drafts_waits_for_a_short_part_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ssd_runtime.engine.scheduler.HOLD_FORWARDS", 0.0)
+    decoder = Decoder(tiny_model("qwen3", seed=3, max_position_embeddings=1024))
+    scheduler = Scheduler(decoder, 2, clock=count().__next__)
+    slow = add(scheduler, PROMPT, Limits(60), planner("mask", decoder))
+    while not slow.decodes or is_full(slow.request):
+        scheduler.step()
+    long = add(scheduler, [1 + place % 90 for place in range(900)], Limits(1), PlainPlanner())
+    sizes, before = list[int](), 0
+    while not (slow.done or long.done):
+        scheduler.step()
+        sizes.append(long.session.committed - before)
+        before = long.session.committed
+    assert 0 < max(sizes) <= PREFILL_ROWS
 
 
 @pytest.mark.parametrize(("name", "variant"), CASES)
