@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
 
+from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.model.batch.batch import Variants
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.head.output_head import OutputHead
-from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner
+from ssd_runtime.model.runner import Forward, Head, ModelRequest, ModelRunner, Work
 from ssd_runtime.model.sublayers.sublayers import SubLayers
+from ssd_runtime.planning.papers.swift import SwiftPlanner
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
+from ssd_runtime.search.replay import ReferenceStates
 from ssd_runtime.sequence.session import Session
 from tests.decoding import strategy_of
 from tests.models import HYBRIDS, tiny_model
@@ -136,6 +140,24 @@ def test_a_search_needs_no_more_memory_than_plain_decoding_however_long_the_answ
         scheduler = Scheduler(decoder, 1)
         got = scheduler.finish(add(scheduler, PROMPTS[0], Limits(400), strategy(name, decoder)()))
         assert_as_alone(decoder, GREEDY, PROMPTS[0], Limits(400), got.token_ids)
+
+
+def test_masks_are_compared_on_the_tokens_of_one_request_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An easy request's scores would beat those of the best mask on a hard one."""
+    decoder, scored = Decoder(tiny_model("qwen3", seed=3)), list[SwiftPlanner]()
+    matching, make = SwiftPlanner._matching, strategy("swift", decoder)
+
+    def noted(self: SwiftPlanner, window: ReferenceStates, mask: SubLayerPlan) -> Work[float]:
+        scored.append(self)
+        return matching(self, window, mask)
+
+    monkeypatch.setattr(SwiftPlanner, "_matching", noted)
+    scheduler = Scheduler(decoder, 3)
+    for ids in PROMPTS:
+        add(scheduler, ids, Limits(40), make())
+    finish(scheduler)
+    turns = [planner for planner, _ in groupby(scored)]
+    assert len(turns) == len(set(turns)) > 1
 
 
 @pytest.mark.parametrize("name", ["clasp", "knapsack"])

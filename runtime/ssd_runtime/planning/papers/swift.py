@@ -41,9 +41,9 @@ POOL = 256
 class SwiftSearch:
     """The search of one stream of requests. It outlives a request: this is the planner's declared state.
 
-    While the search goes on, the best mask is scored again on every new request, so that an easy prompt cannot block
-    later ones. Scores of the other masks move by the same amount. A finished search's mask is scored again every
-    `LOOK_EVERY` tokens.
+    One request at a time searches. While the search goes on, the best mask is scored again on each of them, so that an
+    easy prompt cannot block later ones. Scores of the other masks move by the same amount. A finished search's mask is
+    scored again every `LOOK_EVERY` tokens.
     """
 
     num_layers: int
@@ -63,6 +63,8 @@ class SwiftSearch:
     """The best mask's matchness when the search ended; None while it goes on."""
     searches: int = 0
     """Searches begun so far, this one included."""
+    searcher: SwiftPlanner | None = None
+    """The request on whose tokens `score` was found. Others do not search before it ends."""
     _random: np.random.Generator = field(init=False)
     _seen: list[tuple[SubLayerPlan, float]] = field(default_factory=list)
     """Masks with their matchness."""
@@ -216,7 +218,8 @@ class SwiftPlanner(Planner):
     @property
     def wants_states(self) -> bool:
         """Whether a window is due or begun: another request may make the next one less urgent meanwhile."""
-        return self._window is None and (self._search.due or self._recent.tokens > 0)
+        wanted = self._search.due or self._recent.tokens > 0
+        return self._window is None and wanted and not self._others_search
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Keep the session, whose cache candidates are compared on."""
@@ -226,8 +229,9 @@ class SwiftPlanner(Planner):
     def searching(self, context: int) -> Work[None]:
         """Score the best mask if it has no score on this request, and try a candidate while the search goes on."""
         assert self._session is not None, "start() comes first"
-        # Concurrent sequences share the search, so it may change while this one waits for a forward.
         search = self._search
+        if self._others_search:
+            return
         states = self._session.cache.states
         if states.pinned is not None and context > states.pinned + LATER:
             states.pinned = None
@@ -240,13 +244,16 @@ class SwiftPlanner(Planner):
             states.pinned = context
             self._recent = RecentStates(0)
             self._outdated = True
+        self._outdated |= search.running and search.searcher is not self
         if self._outdated:
+            search.searcher = self
             best = search.best
             score = yield from self._matching(self._window, best)
             self._outdated = search.best is not best
             if not self._outdated:
                 search.update_best(score)
-        if search.running:
+        # While this one waits for a forward, another may begin a search anew.
+        if search.running and search.searcher is self:
             number = search.searches
             candidate = search.suggest()
             score = yield from self._matching(self._window, candidate)
@@ -278,6 +285,18 @@ class SwiftPlanner(Planner):
         self._outdated |= self._search.best is not before
         if states is not None:
             self._recent.add(states)
+        elif self._window is None and self._recent.tokens:
+            self._recent = RecentStates(self._search.settings.window)  # the states would have a gap
+
+    @property
+    def _others_search(self) -> bool:
+        """Whether another request's tokens decide which mask is the best."""
+        return self._search.running and self._search.searcher not in (None, self)
+
+    def finish(self) -> None:
+        """Let another request search."""
+        if self._search.searcher is self:
+            self._search.searcher = None
 
     def _matching(self, window: ReferenceStates, mask: SubLayerPlan) -> Work[float]:
         """Share of the window's tokens that the masked model predicts, each after the target's keys (SWIFT eq. 4)."""
