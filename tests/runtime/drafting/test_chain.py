@@ -12,7 +12,7 @@ from ssd_runtime.drafting.chain import Chain
 from ssd_runtime.drafting.combined import _joined
 from ssd_runtime.drafting.lookup import Node
 from ssd_runtime.drafting.masked import Masked
-from ssd_runtime.drafting.on_device import Step
+from ssd_runtime.drafting.on_device import DeviceChain, Step
 from ssd_runtime.drafting.tree import Draft
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner, Work
@@ -66,5 +66,9 @@ def test_a_draft_ends_where_nothing_that_is_allowed_has_a_score() -> None:
     decoder = Decoder(tiny_model("qwen3", seed=3))
     session = Session(decoder)
     session.pending = 5
-    draft = ModelRunner(decoder).finish(Unscored().drafting(session, 8))
-    assert draft.steps == 1
+    runner = ModelRunner(decoder)
+    assert runner.finish(Unscored().drafting(session, 8)).steps == 1
+    chain = DeviceChain(step=Unscored().stepping(session), confidence=True, candidates=0)
+    runner.finish(chain.growing(5, 8, 0.7))
+    runner.finish(chain.reading(0.7))
+    assert len(chain.steps) == 1
