@@ -174,7 +174,7 @@ def test_standard_input_is_a_prompt(room: Path) -> None:
 
 def test_the_closing_line_sums_a_file(room: Path) -> None:
     (room / "three.jsonl").write_text('{"prompt": "The river"}\n{"prompt": "The baker"}\n{"prompt": "Ada"}\n')
-    for more, says in (((), ""), (("--concurrency", "3"), " tokens/s together")):
+    for more, says in (((), ""), (("--concurrency", "3"), " tokens/s together with prefills")):
         done = run(room, "--prompts", "three.jsonl", "--max-new-tokens", "10", "--json", *more)
         [line] = done.stderr.splitlines()
         assert line.startswith("3 prompts, 30 tokens, ")

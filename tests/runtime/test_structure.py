@@ -327,7 +327,7 @@ def test_the_command_answers_in_the_shape_that_a_file_asks_for(
     assert run("--grammar", "answer.gbnf").stdout in ("yes\n", "no\n")
     for options, told in (
         (("--regex", "("), "regular expression cannot be used"),
-        (("--json-schema", "absent.json"), "absent.json: No such file"),
+        (("--json-schema", "absent.json"), "--json-schema: absent.json cannot be read"),
         (("--regex", "a", "--grammar", "answer.gbnf"), "give one of them"),
     ):
         assert_refused(run(*options), told)
