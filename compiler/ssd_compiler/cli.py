@@ -22,7 +22,7 @@ from ssd_profiles.prompts import read_prompts
 from ssd_runtime.commands.command import closing, command_app, run_command, uncollected
 from ssd_runtime.commands.groups import with_groups
 from ssd_runtime.commands.options import ModelOptions, VersionOption
-from ssd_runtime.loading.source import require_there
+from ssd_runtime.loading.paths import require_there
 from ssd_runtime.serving.ray_app.ray_cluster import ray_cluster
 
 LIBRARIES = ("sklearn", "bayes_opt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from ssd_artifacts.bundle import Bundle
 from ssd_artifacts.fingerprint import file_digest
 from ssd_artifacts.sharing.opening import OpenedBundle, open_given, trusted_bundle
 from ssd_profiles.errors import UserError
+from ssd_runtime.loading.paths import require_there
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,3 @@ def read_source(artifact: str | Path | None, model: str | None, key: Path | None
         model = opened.model_spec()
     require_there(model)
     return ModelSource(model, opened)
-
-
-def require_there(model: str) -> None:
-    """Raise UserError for a model that is named by a path to nothing."""
-    path = expanded(model)
-    if model.endswith(".gguf") and not os.path.isfile(path):
-        raise UserError(f"{model}: no such file; give a .gguf file, a folder, a Hub id or `demo`")
-    if (path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1) and not os.path.exists(path):
-        raise UserError(f"{model}: no such folder; give a .gguf file, a folder, a Hub id or `demo`")
-
-
-def expanded(model: str) -> Path:
-    """The path that names a model; of those that name none, any."""
-    # os.path is used, since pathlib's tests raise for names that are too long or begin with an unknown user's home.
-    return Path(os.path.expanduser(model))

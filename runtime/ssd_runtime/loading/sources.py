@@ -13,7 +13,7 @@ from ssd_artifacts.sharing.reachable import hub_reachable
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.loading.checkpoints.checkpoint import read_files
 from ssd_runtime.loading.gguf.conversion import KEPT, converted, gguf_digest
-from ssd_runtime.loading.source import expanded, require_there
+from ssd_runtime.loading.paths import expanded, require_there
 from ssd_runtime.loading.wheels import DEMO, WHEELS, WheelModel
 from ssd_runtime.weights.gguf.index import GgufIndex
 
