@@ -201,9 +201,11 @@ class LatencyTable:
         overhead = self._overhead(rows, mask)
         if overhead < 0.0 and mask is not None:
             # Sub-layers that take less in a step than alone do so one by one, so what is skipped gives nothing back.
-            skipped = self.sublayer_seconds(context, rows)
+            skipped = self.sublayer_seconds(few, rows)
             overhead *= parts / (parts + sum(each for each, skip in zip(skipped, mask.skipped, strict=True) if skip))
         step = growth * max(parts + overhead, LEAST_SHARE * parts)
+        if sequences <= 1:
+            return step
         # Sequences differ in attention alone: each one's rows attend to its own tokens, measured with few.
         keys = sequences * (mixers(context, queries / sequences) - mixers(few, queries / sequences))
         return step + keys + kept_attention.total() / len(self.layer_kinds) * self.joint_seconds(sequences)

@@ -227,6 +227,15 @@ class RecordOptions:
         return recorder
 
 
+def text_of(option: str, path: Path, remedy: str) -> str:
+    """The text of an option's file. Raises UserError with the remedy if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise UserError(f"{option}: {path} cannot be read ({reason}); {remedy}") from None
+
+
 def read_size(text: str | None, option: str = "--weight-memory") -> int | None:
     """Parse the size that an option gives into bytes; None stays None. Raises UserError when it is not a size."""
     if text is None:

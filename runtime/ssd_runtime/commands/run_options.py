@@ -12,7 +12,7 @@ import typer
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt, is_text, read_prompts, sample_prompts
-from ssd_runtime.commands.options import OUTPUT_PANEL
+from ssd_runtime.commands.options import OUTPUT_PANEL, text_of
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.structure.structure import Structure
 
@@ -175,8 +175,8 @@ class StructureOptions:
         if self.regex is not None:
             return Structure.regex(self.regex)
         if self.json_schema is not None:
-            return Structure.json_schema(_text_of("--json-schema", self.json_schema))
-        return None if self.grammar is None else Structure.grammar(_text_of("--grammar", self.grammar))
+            return Structure.json_schema(text_of("--json-schema", self.json_schema, "check the path"))
+        return None if self.grammar is None else Structure.grammar(text_of("--grammar", self.grammar, "check the path"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,15 +210,6 @@ def _requests(prompt: str | None, path: Path | None, all_turns: bool) -> list[Pr
     if not is_text(prompt):
         raise UserError("prompt: is not valid text in this terminal's encoding; put it in a file and use --prompts")
     return [Prompt("1", turns=(prompt,))]
-
-
-def _text_of(option: str, path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{option}: {path} is not UTF-8; convert it to UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{option}: {path} cannot be read ({error.strerror}); check the path") from None
 
 
 def _standard_input() -> str:

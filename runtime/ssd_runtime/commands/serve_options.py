@@ -10,7 +10,7 @@ import typer
 
 from ssd_artifacts.sharing.reachable import is_local
 from ssd_profiles.errors import UserError
-from ssd_runtime.commands.options import DRAFT_PANEL
+from ssd_runtime.commands.options import DRAFT_PANEL, text_of
 from ssd_runtime.planning.registry import check_strategy
 from ssd_runtime.serving.http.keys import KEY_VARIABLE
 from ssd_runtime.serving.ray_app.ray_cluster import LOCAL
@@ -80,11 +80,7 @@ class ServerOptions:
         path = self.chat_template
         if path is None:
             return None
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
-            raise UserError(f"--chat-template: {path} cannot be read ({reason}); give a file with a template") from None
+        text = text_of("--chat-template", path, "give a file with a template")
         if not text.strip():
             raise UserError(f"--chat-template: {path} is empty; give a file with a template")
         return text

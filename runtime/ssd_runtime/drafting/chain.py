@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ssd_runtime.drafting.on_device import DeviceChain, Step
+from ssd_runtime.drafting.on_device import DeviceChain, Step, is_unsure
 from ssd_runtime.drafting.tree import Draft, Origin
 from ssd_runtime.model.runner import Work
 from ssd_runtime.sampling.argmax import candidates
@@ -62,7 +62,7 @@ class Chain(ABC):
                 count = self._count(proposal.nll)
                 best = candidates(proposal.scores[None], [0], count)[0] if count > 1 else []
                 siblings.append(_others(best, proposal.token, count))
-            if not proposal.nll <= most_nll:  # NaN where a draft's head scores no token that the structure allows
+            if is_unsure(proposal.nll, most_nll):
                 break
         return Draft.branching(tokens, _within_room(siblings), probs, origin=self.origin)
 

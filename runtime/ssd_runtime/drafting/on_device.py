@@ -31,10 +31,6 @@ class ReadStep:
     best: list[int]
     """The most probable tokens, best first."""
 
-    def is_unsure(self, most_nll: float) -> bool:
-        """Whether a draft ends with this token. The nll is NaN where a head scores no token that is allowed."""
-        return not self.nll <= most_nll
-
 
 @dataclass(slots=True)
 class DeviceChain:
@@ -62,7 +58,7 @@ class DeviceChain:
             self.steps.append(_numbers(logits, self.candidates) if self.confidence else argmax(logits))
             if math.isfinite(most_nll) and len(self.steps) % STEPS_PER_READ == 0 and len(self.steps) < length:
                 yield from self.reading(most_nll)
-                if len(self.steps) % STEPS_PER_READ or self.read[-1].is_unsure(most_nll):
+                if len(self.steps) % STEPS_PER_READ or is_unsure(self.read[-1].nll, most_nll):
                     break
 
     def reading(self, most_nll: float) -> Work[None]:
@@ -72,8 +68,15 @@ class DeviceChain:
             numbers = yield Read(torch.cat(fresh))
             width = len(numbers) // len(fresh)
             self.read += [_step(numbers[at : at + width]) for at in range(0, len(numbers), width)]
-        kept = next((place + 1 for place, step in enumerate(self.read) if step.is_unsure(most_nll)), len(self.read))
+        kept = next(
+            (place + 1 for place, step in enumerate(self.read) if is_unsure(step.nll, most_nll)), len(self.read)
+        )
         del self.read[kept:], self.steps[kept:]
+
+
+def is_unsure(nll: float, most_nll: float) -> bool:
+    """Whether a draft ends with a token of this nll, which is NaN where a head scores no token that is allowed."""
+    return not nll <= most_nll
 
 
 def _numbers(logits: Tensor, candidates: int) -> Tensor:

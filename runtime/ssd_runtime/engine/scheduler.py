@@ -231,13 +231,13 @@ class Scheduler:
         ready = [job for job in self._running if is_full(job.request)]
         decoding = [job for job in ready if job.decodes]
         prompts = [job for job in ready if not job.decodes]
-        waiting = any(job.decodes for job in self._running)  # those that draft wait for the step, too
+        answering = any(job.decodes for job in self._running)  # those that draft wait for the step, too
         if self._steps % 2 == 0:
             prompts.sort(key=lambda job: len(job.prompt) - job.session.committed)
         joint = list[Job[Any]]()
         rows = 0
         for job in prompts:
-            job.session.chunk = PREFILL_ROWS if waiting else PREFILL_CHUNK
+            job.session.chunk = PREFILL_ROWS if answering else PREFILL_CHUNK
             if not joint or rows + rows_of(job.request) <= PREFILL_ROWS:
                 joint.append(job)
                 rows += rows_of(job.request)

@@ -112,7 +112,7 @@ def test_attention_of_a_row_is_the_same_beside_any_others(kv_heads: int, groups:
     ("variant", "kind"), [("llama", Type.Q4_1), *((variant, Type.Q8_0) for variant in ("llama", *MIXERS))]
 )
 def test_packed_weights_are_too(variant: str, kind: Type, tmp_path: Path) -> None:
-    """Of hybrids, some layers' attention is our own code's, and mixers with a state stand for it in the others."""
+    """Hybrid models have our own attention in some layers and mixers with a state in the others."""
     require_bitwise(Decoder(quantised_pair(tmp_path, variant, kind)[0], bitwise=True))
 
 

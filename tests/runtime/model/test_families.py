@@ -216,7 +216,7 @@ CHANGES: dict[str, list[Change]] = {
 @pytest.mark.parametrize("variant", [variant for variant in CHANGES if variant in VARIANTS])
 @torch.no_grad()
 def test_changes_beside_projections_are_followed(variant: str) -> None:
-    """By drafts on light copies, too."""
+    """Drafts on light copies follow the changes, too."""
     model, ids = tiny_model(variant, seed=3), list(range(2, 20))
     decoder, draft = Decoder(model), SubLayerPlan.of(4).lightened(8)
     decoder.lighten("8")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +55,9 @@ def converted(name: str, digest: str, packed: bool, read: Callable[[], GgufIndex
     with FileLock(folder.parent / f".{folder.name}.lock"):  # one process makes it while others wait
         clear_leftovers(folder)
         if not (folder / "config.json").is_file():
-            names = [each for each in os.listdir(folder.parent) if each.startswith(before) and each.endswith(kind)]
-            others = [folder.parent / each for each in names if each[len(before) :].removesuffix(kind).isdigit()]
+            others = [
+                each for each in folder.parent.iterdir() if re.fullmatch(rf"{re.escape(before)}\d+{kind}", each.name)
+            ]
             known = next((each / KEPT for each in others if keep and (each / KEPT).is_file()), None)
             index = read() if known is None else GgufIndex.read(known)
             with new_folder(folder) as temporary:

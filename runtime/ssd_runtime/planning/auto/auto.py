@@ -57,7 +57,9 @@ class AutoPlanner(Planner):
     @property
     def plain_seconds(self) -> float | None:
         """Recent seconds of a plain step of a lone request; None before the first verification."""
-        return self._controller.plain_seconds if self._controller is not None else None
+        if self._controller is None or self._session is None:
+            return None
+        return self._controller.plain_seconds(self._session.committed)
 
     def start(self, session: Session, prompt: Prefill) -> None:
         """Route the prompt and make its controller."""

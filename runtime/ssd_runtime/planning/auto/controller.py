@@ -68,8 +68,6 @@ class Controller:
         """Costs of 1, 2, … rows of this request, when the latest plan was made."""
         self._after: int | None = None
         """Number of the shared step that the latest plan follows; None if this request is alone."""
-        self._context = 0
-        """Committed tokens of the latest plan."""
         self._idle = 0
         """Plans to come that ask no source for a proposal."""
         self.planned = False
@@ -78,7 +76,6 @@ class Controller:
     def plan(self, context: int, pending: int, load: Load | None = None) -> Plan:
         """Plan the next cycle after `context` committed tokens and the pending one; `load` is the latest forward's."""
         stream = self._stream
-        self._context = context
         first = self._lookup.known == context
         self._lookup.observe_first(context, pending)
         shared = load if load is not None and load.sequences > 1 else None
@@ -161,12 +158,8 @@ class Controller:
         if (known.tokens, known.rows, known.most_cost) != (guess.tokens, rows, most_cost):
             members[self._number] = replace(known, tokens=guess.tokens, rows=rows, most_cost=most_cost)
 
-    @property
-    def plain_seconds(self) -> float | None:
-        """Recent seconds of a plain step of this request alone; None before the first verification."""
-        return self._plain_seconds(self._context)
-
-    def _plain_seconds(self, context: int) -> float | None:
+    def plain_seconds(self, context: int) -> float | None:
+        """Recent seconds of a lone request's plain step after `context` tokens; None before the first verification."""
         pace = self._stream.verify.pace
         return None if pace is None else pace * self._cost_model.plain_seconds(context)
 
@@ -182,7 +175,7 @@ class Controller:
         if chosen is None:
             cost = self._costs[min(cycle.verified, len(self._costs)) - 1]
         else:
-            cost = chosen.source.observe(cycle, self._costs, self._plain_seconds(cycle.context))
+            cost = chosen.source.observe(cycle, self._costs, self.plain_seconds(cycle.context))
         load = cycle.load or Load(rows=cycle.verified, context=cycle.context)
         sources = list[DraftSource](self._sources)
         if load.sequences > 1:
@@ -196,7 +189,7 @@ class Controller:
         planning = self._stream.planning.update(cycle.plan_seconds) if self.planned else 0.0
         # All sequences wait while one is planned.
         plainly = self._cost_model.shared_step(load.context, load.rows - cycle.verified + 1, load.sequences)
-        step = (self._plain_seconds(load.context) or math.inf) * plainly / load.sequences
+        step = (self.plain_seconds(load.context) or math.inf) * plainly / load.sequences
         self.budget.update(tokens, cost, planning / step)
 
     def _update_verify(self, cycle: Cycle, load: Load) -> None:

@@ -28,6 +28,7 @@ FORGET = 1 / 8
 """Share of a correction that is forgotten after `PERIOD` verifications without its number of rows: rows that seem too
 dear are not tried again, which would confirm for good what a busy hour has measured."""
 PERIOD = 64
+"""Verifications of any number of rows between two times of forgetting."""
 LAZY = 8
 """Costs are computed again after every `LAZY` verifications of one number of rows, since that takes time."""
 
