@@ -151,7 +151,7 @@ class Native:
     def row_floats(self) -> int:
         """The number of floats that a row takes in the order in which its product reads it."""
         width = self.in_features
-        return width // 4 + 5 * (width // GROUP) if self._kept.has_levels else width
+        return width // 4 + 7 * (width // GROUP) if self._kept.has_levels else width
 
     @staticmethod
     def can_serve(in_features: int) -> bool:

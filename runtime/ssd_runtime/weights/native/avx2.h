@@ -78,6 +78,8 @@ INLINE Floats sums_of(Floats *v) {
 }
 
 typedef __m256i Ints;
+INLINE Ints all_ints(int32_t x) { return _mm256_set1_epi32(x); }
+INLINE Ints plus(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 INLINE Ints bytes(const uint8_t *at) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
 INLINE Ints signed_bytes(const uint8_t *at) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)at)); }
 INLINE Ints shorts(const uint8_t *at) { return _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at)); }
@@ -99,7 +101,9 @@ INLINE __m256i in_plane(const uint8_t *plane, int part, const int bits, const in
                             _mm256_set1_epi8((char)(((1 << bits) - 1) << up)));
 }
 
-/* The levels of the `part`-th LANES outputs of a block. Those around 128 are signed here. */
+#define SIGNED_BYTES 1 /* Whether levels that fill their bytes are less by 128 here. */
+
+/* The levels of the `part`-th LANES outputs of a block. */
 INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, const Format format) {
     const int low = reads_second(format) ? format.second : 0;
     Levels levels;
@@ -111,7 +115,7 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
         if (format.table)
             levels.of[q] = _mm256_shuffle_epi8(
                 _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)tables[format.table])), levels.of[q]);
-        if (has_offset(format))
+        if (fills_bytes(format))
             levels.of[q] = _mm256_xor_si256(levels.of[q], _mm256_set1_epi8(-128));
     }
     return levels;
@@ -119,7 +123,7 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
 
 /* Most pairs of columns whose products a sum of 16 bits holds. Signed levels are at most 128: 2 * 128 * 127 = 32,512. */
 INLINE int pairs_at_once(const Format format) {
-    return 32767 / (2 * 127 * (has_offset(format) ? 128 : largest_level(format)));
+    return 32767 / (2 * 127 * (fills_bytes(format) ? 128 : largest_level(format)));
 }
 
 /* Rows whose products are computed side by side. Each addition to a row's sum waits for the one before, but sums of several
@@ -130,16 +134,12 @@ INLINE int abreast(const Format format) {
     return has_halves(format) || pairs_at_once(format) < GROUP / 4 ? 1 : ABREAST;
 }
 
-/* to = INTEGER + the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
-INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *offsets, const int count, const Format format,
-                 const int begin, const int end, Floats *to)
+/* Add to `sums` the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
+INLINE void dots(const Levels *levels, const int8_t *columns, const int count, const Format format, const int begin,
+                 const int end, Ints *sums)
 {
     const __m256i ones = _mm256_set1_epi16(1);
-    __m256i sums[ABREAST], pairs[ABREAST];
-    (void)offsets; /* They are for levels that are not signed. */
-#pragma GCC unroll 4
-    for (int r = 0; r < count; r++)
-        sums[r] = _mm256_set1_epi32(INTEGER_BITS);
+    __m256i pairs[ABREAST];
 #pragma GCC unroll 8
     for (int q = begin; q < end; q++) {
         const int place = (q - begin) % pairs_at_once(format), last = place == pairs_at_once(format) - 1 || q == end - 1;
@@ -147,7 +147,7 @@ INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *off
 #pragma GCC unroll 4
         for (int r = 0; r < count; r++) {
             const __m256i row = _mm256_set1_epi32(((const int32_t *)(columns + r * GROUP))[q]);
-            const __m256i products = has_offset(format)
+            const __m256i products = fills_bytes(format)
                                          ? _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level))
                                          : _mm256_maddubs_epi16(level, row);
             pairs[r] = place ? _mm256_add_epi16(pairs[r], products) : products;
@@ -155,7 +155,4 @@ INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *off
                 sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], ones));
         }
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < count; r++)
-        to[r] = _mm256_castsi256_ps(sums[r]);
 }

@@ -76,6 +76,8 @@ INLINE Floats sums_of(Floats *v) {
 }
 
 typedef __m512i Ints;
+INLINE Ints all_ints(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE Ints plus(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
 INLINE Ints bytes(const uint8_t *at) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)at)); }
 INLINE Ints signed_bytes(const uint8_t *at) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)at)); }
 INLINE Ints shorts(const uint8_t *at) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)at)); }
@@ -98,6 +100,8 @@ INLINE __m512i in_plane(const uint8_t *plane, int part, const int bits, const in
                             _mm512_set1_epi8((char)(((1 << bits) - 1) << up)));
 }
 
+#define SIGNED_BYTES 0 /* Whether levels that fill their bytes are less by 128 here. */
+
 /* The levels of the `part`-th LANES outputs of a block. */
 INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, const Format format) {
     const int low = reads_second(format) ? format.second : 0;
@@ -114,24 +118,28 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
     return levels;
 }
 
-/* Rows whose products are computed side by side: the processor finds enough to do in one after the other. */
-#define ABREAST 1
+/* Rows whose products are computed side by side, which leaves fewer instructions waiting for those before them. */
+#define ABREAST 2
 INLINE int abreast(const Format format) {
     (void)format;
     return ABREAST;
 }
 
-/* to = INTEGER + the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. Levels
- * around 128 are that much too large, by which the row's offset is too small. */
-INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *offsets, const int count, const Format format,
-                 const int begin, const int end, Floats *to)
+/* sum + the products of levels with a row's 4 columns, which the instruction itself broadcasts. GCC would do that in one more
+ * for each, with which 16 rows of Q4_K take 1.04 of the time. */
+INLINE Ints add_products(Ints sum, __m512i levels, const int8_t *columns) {
+    __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(levels), "m"(*(const int32_t *)columns));
+    return sum;
+}
+
+/* Add to `sums` the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
+INLINE void dots(const Levels *levels, const int8_t *columns, const int count, const Format format, const int begin,
+                 const int end, Ints *sums)
 {
-    for (int r = 0; r < count; r++) {
-        const int32_t *fours_of = (const int32_t *)(columns + r * GROUP);
-        __m512i sum = _mm512_set1_epi32(has_offset(format) ? offsets[r] : INTEGER_BITS);
+    (void)format;
 #pragma GCC unroll 8
-        for (int q = begin; q < end; q++)
-            sum = _mm512_dpbusd_epi32(sum, levels->of[q], _mm512_set1_epi32(fours_of[q]));
-        to[r] = _mm512_castsi512_ps(sum);
-    }
+    for (int q = begin; q < end; q++)
+#pragma GCC unroll 2
+        for (int r = 0; r < count; r++)
+            sums[r] = add_products(sums[r], levels->of[q], columns + r * GROUP + 4 * q);
 }

@@ -34,8 +34,7 @@ typedef struct {
     int draft; /* Whether only the first planes are read; the low bits count as their mean. */
 } Format;
 
-/* The numbers of formats are those of `kernels/formats.py`. Centres of 128 are taken from the sums of integers (but not in
- * drafts), others from the rows' sums. */
+/* The numbers of formats are those of `kernels/formats.py`. Centres are powers of 2. */
 enum {
     Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, BF16, F16, Q8_0_DRAFT, Q6_K_DRAFT,
     FORMATS
@@ -52,7 +51,7 @@ static const Format formats[FORMATS] = {
     [Q5_K] = {4, 1, 0, 256, 0, SIXES, ITSELF},
     [Q6_K] = {4, 2, 32, 32, 32, SIGNED, ITSELF},
     [IQ4_NL] = {4, 0, 32, 0, 128, SCALE, NL},
-    [MXFP4] = {4, 0, 16, 0, 12, EXPONENT, FP4},
+    [MXFP4] = {4, 0, 16, 0, 16, EXPONENT, FP4},
     [BF16] = {16, 0, 0, 0, 0, BRAIN, ITSELF},
     [F16] = {16, 0, 0, 0, 0, HALF, ITSELF},
     [Q8_0_DRAFT] = {4, 4, 32, 0, 128, SCALE, ITSELF, 1},
@@ -78,11 +77,11 @@ static inline int has_levels(const Format format) {
     return format.scaling != BRAIN && format.scaling != HALF;
 }
 
-/* Whether a product reads the second planes, and whether it takes the centre from the sums of integers. */
+/* Whether a product reads the second planes, and whether its levels, around 128, fill their bytes. */
 static inline int reads_second(const Format format) {
     return format.second && !format.draft;
 }
-static inline int has_offset(const Format format) {
+static inline int fills_bytes(const Format format) {
     return format.centre == 128 && !format.draft;
 }
 
@@ -94,14 +93,19 @@ static inline int has_minima(const Format format) {
     return format.scaling == SIXES || format.scaling == FOURS;
 }
 
+/* Whether a product adds leasts. Drafts, whose low bits count as their mean, take the centre so. */
+static inline int has_leasts(const Format format) {
+    return has_minima(format) || format.scaling == SCALE_LEAST || format.draft;
+}
+
 /* The largest level, for sums that must not overflow. */
 static inline int largest_level(const Format format) {
-    return format.table == FP4 ? 24 : (1 << (format.first + (reads_second(format) ? format.second : 0))) - 1;
+    return format.table == FP4 ? 28 : (1 << (format.first + (reads_second(format) ? format.second : 0))) - 1;
 }
 
 /* Levels of the tables, plus the centre. Those of NL are ggml's `kvalues_iq4nl`, those of FP4 twice the numbers of E2M1. */
 static const uint8_t tables[3][16] = {
     {0},
     {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
-    {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0},
+    {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4},
 };

@@ -95,6 +95,8 @@ INLINE Floats sums_of(Floats *v) {
     return (Floats){{vaddq_f32(first.of[0], first.of[1]), vaddq_f32(second.of[0], second.of[1])}};
 }
 
+INLINE Ints all_ints(int32_t x) { return HALVES(Ints, vdupq_n_s32(x)); }
+INLINE Ints plus(Ints a, Ints b) { return HALVES(Ints, vaddq_s32(a.of[h], b.of[h])); }
 INLINE Ints shorts(const uint8_t *at) {
     return HALVES(Ints, vreinterpretq_s32_u32(vmovl_u16(vreinterpret_u16_u8(vld1_u8(at + 8 * h)))));
 }
@@ -124,7 +126,9 @@ INLINE uint8x16_t in_plane(const uint8_t *plane, int part, const int bits, const
     return (down > 0 ? packed >> down : packed << -down) & (uint8_t)(((1 << bits) - 1) << up);
 }
 
-/* The levels of the `part`-th LANES outputs of a block. Those around 128 are signed here. */
+#define SIGNED_BYTES 1 /* Whether levels that fill their bytes are less by 128 here. */
+
+/* The levels of the `part`-th LANES outputs of a block. */
 INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, const Format format) {
     const int low = reads_second(format) ? format.second : 0;
     Levels levels;
@@ -136,7 +140,7 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
             level |= in_plane(second, part, low, q, 0, h);
         if (format.table)
             level = vqtbl1q_u8(vld1q_u8(tables[format.table]), level);
-        levels.of[q][h] = has_offset(format) ? level ^ 128 : level;
+        levels.of[q][h] = fills_bytes(format) ? level ^ 128 : level;
     }
     return levels;
 }
@@ -147,15 +151,11 @@ INLINE int abreast(const Format format) {
     return has_halves(format) ? 1 : ABREAST;
 }
 
-/* to = INTEGER + the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
-INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *offsets, const int count, const Format format,
-                 const int begin, const int end, Floats *to)
+/* Add to `sums` the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
+INLINE void dots(const Levels *levels, const int8_t *columns, const int count, const Format format, const int begin,
+                 const int end, Ints *sums)
 {
-    Ints sums[ABREAST];
-    (void)offsets, (void)format; /* They are for levels that are not signed; all are below 128 here. */
-#pragma GCC unroll 4
-    for (int r = 0; r < count; r++)
-        sums[r] = HALVES(Ints, vdupq_n_s32(INTEGER_BITS));
+    (void)format; /* All levels are below 128 here. */
 #pragma GCC unroll 8
     for (int q = begin; q < end; q++)
 #pragma GCC unroll 4
@@ -163,7 +163,4 @@ INLINE void dots(const Levels *levels, const int8_t *columns, const int32_t *off
             const int8x16_t row = vreinterpretq_s8_s32(vdupq_n_s32(((const int32_t *)(columns + r * GROUP))[q]));
             sums[r] = HALVES(Ints, vdotq_s32(sums[r].of[h], vreinterpretq_s8_u8(levels->of[q][h]), row));
         }
-#pragma GCC unroll 4
-    for (int r = 0; r < count; r++)
-        to[r] = as_floats(sums[r]);
 }

@@ -66,15 +66,29 @@ INLINE void scales_of(const uint8_t *at, int part, const Format format, const Fl
             const float middle = ((1 << format.second) - 1) / 2.0f - (float)format.centre;
             least[half] = multiply(scale[half], all(middle));
             scale[half] = multiply(scale[half], all((float)(1 << format.second)));
-            continue;
         }
-        if (format.centre && !has_offset(format) && (half == 0 || has_halves(format)))
-            least[half] = multiply(scale[half], all((float)-format.centre));
     }
 }
 
-/* Adds to `sums` the products of `count` rows with the 16 outputs of a tile, [count][PARTS]: rows from `begin` of the chunk of `chunked`
- * rows from `first`. `count` and `format` are constant where it is called, so that the loops over rows unroll. */
+/* The place of the sum of a group's columns that share a scale, or of a half of these, among the three of a row. */
+INLINE int place_of(int half, const Format format) {
+    return has_halves(format) ? half : 2;
+}
+
+/* INTEGER - centre * the sum of a row's levels, with which a sum of products begins, so that a weight's levels count from
+ * their centre. `start` is that for the largest centre. */
+INLINE Ints start_of(int32_t start, const Format format) {
+    const int largest = has_halves(format) ? HALF_CENTRE : WHOLE_CENTRE;
+    if (!format.centre || format.draft || (SIGNED_BYTES && fills_bytes(format)))
+        return all_ints(INTEGER_BITS);
+    if (format.centre == largest)
+        return all_ints(start);
+    const int down = __builtin_ctz(largest / format.centre);
+    return plus(shifted_right(all_ints(start), down), all_ints(INTEGER_BITS - (INTEGER_BITS >> down)));
+}
+
+/* Adds to `sums` the products of `count` rows with the 16 outputs of a tile, [count][PARTS]: rows from `begin` of the chunk of
+ * `chunked` rows from `first`. `count` and `format` are constant where it is called, so that the loops over rows unroll. */
 INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t first, int chunked, int begin,
                         const int count, const Format format, Floats *sums)
 {
@@ -86,7 +100,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
     const int64_t at_first = first * groups + begin;
     const int8_t *columns = rows.levels + at_first * GROUP;
     const float *row_scales = rows.scales + at_first, *row_sums = rows.sums + 3 * at_first;
-    const int32_t *offsets = rows.offsets + at_first;
+    const int32_t *row_starts = rows.starts + 3 * at_first;
     Floats total[CHUNK * PARTS], factors[PARTS][2] = {0};
     Sixes sixes;
 #pragma GCC unroll 32
@@ -121,21 +135,23 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
 #pragma GCC unroll 16
             for (int from = 0; from < count; from += abreast(format)) {
                 const int to = from + abreast(format) < count ? from + abreast(format) : count;
-                Floats dot[2][ABREAST];
+                Ints dot[2][ABREAST];
 #pragma GCC unroll 2
-                for (int half = 0; half < halves_of; half++)
-                    dots(&levels, columns + from * GROUP, offsets + from, to - from, format, half * columns_of,
-                         (half + 1) * columns_of, dot[half]);
+                for (int half = 0; half < halves_of; half++) {
+#pragma GCC unroll 4
+                    for (int r = from; r < to; r++)
+                        dot[half][r - from] = start_of(row_starts[3 * r + place_of(half, format)], format);
+                    dots(&levels, columns + from * GROUP, to - from, format, half * columns_of, (half + 1) * columns_of,
+                         dot[half]);
+                }
 #pragma GCC unroll 4
                 for (int r = from; r < to; r++) {
-                    Floats product = multiply_add(scale[0], dot[0][r - from], shift[0]);
-                    if (halves_of == 2) {
-                        product = add(product, multiply_add(scale[1], dot[1][r - from], shift[1]));
-                        product = multiply_add(least[0], all(row_sums[3 * r]), product);
-                        product = multiply_add(least[1], all(row_sums[3 * r + 1]), product);
-                    } else if (!has_offset(format)) {
-                        product = multiply_add(least[0], all(row_sums[3 * r + 2]), product);
-                    }
+                    Floats product = multiply_add(scale[0], as_floats(dot[0][r - from]), shift[0]);
+                    if (halves_of == 2)
+                        product = add(product, multiply_add(scale[1], as_floats(dot[1][r - from]), shift[1]));
+#pragma GCC unroll 2
+                    for (int half = 0; has_leasts(format) && half < halves_of; half++)
+                        product = multiply_add(least[half], all(row_sums[3 * r + place_of(half, format)]), product);
                     total[r * PARTS + part] = multiply_add(product, all(row_scales[r]), total[r * PARTS + part]);
                 }
             }
@@ -145,7 +161,7 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
         columns += chunked * GROUP;
         row_scales += chunked;
         row_sums += 3 * chunked;
-        offsets += chunked;
+        row_starts += 3 * chunked;
     }
 #pragma GCC unroll 32
     for (int r = 0; r < count * PARTS; r++)

@@ -7,8 +7,11 @@
 
 #define CHUNK 16 /* Rows whose sums stay in registers together. */
 #define HALF_CHUNK 8 /* Most rows of a pass where a chunk is not full. */
-#define FEW 8    /* So few rows are quantised by the calling thread, which takes less time than to share them. */
+#define FEW 8    /* Work on so few rows is done by the calling thread, which takes less time than to share it. */
 #define PARTS (TILE / LANES)
+/* The largest centres of levels that have their scale with half a group, and with all of it. */
+#define HALF_CENTRE 32
+#define WHOLE_CENTRE 128
 
 typedef struct {
     int64_t format, out, in, own_threads, bytes, bias_bytes; /* The bytes of blocks and of bias. */
@@ -31,13 +34,13 @@ typedef struct {
 } Connection;
 
 /* Rows, in chunks of CHUNK rows and the rest. Quantised ones have per chunk of `count` rows levels [in / GROUP][count][GROUP],
- * and [in / GROUP][count] scales, [3] sums of the levels of either half and of both, and -128 times both as INTEGER_BITS +
- * that. Those for weights of 16 bits have `numbers` alone, ordered as levels are. So the rows of a chunk lie at distances
- * that are constant where `count` is. */
+ * and [in / GROUP][count] scales, [3] sums of the levels of either half and of both, and [3] integers with which sums of
+ * products begin: INTEGER_BITS less these sums times HALF_CENTRE, HALF_CENTRE and WHOLE_CENTRE. Those for weights of 16 bits
+ * have `numbers` alone, ordered as levels are. So the rows of a chunk lie at distances that are constant where `count` is. */
 typedef struct {
     int8_t *levels;
     float *scales, *sums;
-    int32_t *offsets;
+    int32_t *starts;
     float *numbers;
     int64_t in;
 } Rows;
@@ -120,7 +123,7 @@ static void quantise(const float *x, const Norm *norm, Rows rows, int64_t row, i
         const float scale = peak_of(peaks) / 127.0f;
         const Floats inverse = all(scale >= FLT_MIN ? 1.0f / scale : 0.0f);
         const int64_t at = (first * in + i * count) / GROUP + row - first;
-        int32_t sums[2] = {0, 0};
+        int32_t sums[3] = {0, 0, 0};
         int finite = 1;
 #pragma GCC unroll 4
         for (int p = 0; p < GROUP / LANES; p++) {
@@ -130,10 +133,12 @@ static void quantise(const float *x, const Norm *norm, Rows rows, int64_t row, i
             sums[p * LANES >= GROUP / 2] += store_levels(rows.levels + at * GROUP + p * LANES, numbers ? levels : zeros());
         }
         rows.scales[at] = finite ? scale : NAN;
-        rows.sums[3 * at] = (float)sums[0];
-        rows.sums[3 * at + 1] = (float)sums[1];
-        rows.sums[3 * at + 2] = (float)(sums[0] + sums[1]);
-        rows.offsets[at] = INTEGER_BITS - 128 * (sums[0] + sums[1]);
+        sums[2] = sums[0] + sums[1];
+#pragma GCC unroll 3
+        for (int s = 0; s < 3; s++) {
+            rows.sums[3 * at + s] = (float)sums[s];
+            rows.starts[3 * at + s] = INTEGER_BITS - (s < 2 ? HALF_CENTRE : WHOLE_CENTRE) * sums[s];
+        }
     }
 }
 
@@ -151,17 +156,17 @@ static void order(const float *x, const Norm *norm, Rows rows, int64_t row, int6
 /* The number of floats that n rows take for a weight. */
 static int64_t floats_of(const Weight *weight, int64_t n) {
     const int64_t in = weight->in;
-    return n * (has_levels(formats[weight->format]) ? in / 4 + 5 * (in / GROUP) : in);
+    return n * (has_levels(formats[weight->format]) ? in / 4 + 7 * (in / GROUP) : in);
 }
 
 /* Where n rows for a weight lie in `memory`. */
 static Rows rows_in(float *memory, const Weight *weight, int64_t n) {
     const int64_t in = weight->in, groups = n * (in / GROUP);
-    int32_t *offsets = (int32_t *)(memory + 4 * groups);
+    int32_t *starts = (int32_t *)(memory + 4 * groups);
     if (!has_levels(formats[weight->format]))
         return (Rows){.numbers = memory, .in = in};
-    return (Rows){.levels = (int8_t *)(offsets + groups), .scales = memory, .sums = memory + groups, .offsets = offsets,
-                  .in = in};
+    return (Rows){.levels = (int8_t *)(starts + 3 * groups), .scales = memory, .sums = memory + groups,
+                  .starts = starts, .in = in};
 }
 
 /* Bring row `row` of n, normed unless `norm` is NULL, into the order of `rows`. */
@@ -176,15 +181,18 @@ typedef struct {
     int64_t n;
 } Preparing;
 
-static void prepare_item(const void *about, int64_t row, int worker) {
+/* The rows of a chunk, whose numbers lie in the same lines of a cache: by two threads they take twice as long. */
+static void prepare_item(const void *about, int64_t item, int worker) {
     const Preparing *of = about;
+    const int64_t first = item * CHUNK, end = first + chunk(of->n, first);
     (void)worker;
-    prepare(of->x + row * of->rows.in, of->norm, of->rows, row, of->n);
+    for (int64_t row = first; row < end; row++)
+        prepare(of->x + row * of->rows.in, of->norm, of->rows, row, of->n);
 }
 
 /* The rows of x as a weight takes them, in `memory`. */
 static Rows prepared(Threads threads, const float *x, const Norm *norm, int64_t n, const Weight *weight, float *memory) {
     const Preparing about = {x, norm, rows_in(memory, weight, n), n};
-    each(threads, prepare_item, &about, n, FEW);
+    each(threads, prepare_item, &about, (n + CHUNK - 1) / CHUNK, 1);
     return about.rows;
 }
