@@ -13,13 +13,13 @@ static inline void set_rounding_mode(RoundingMode mode) { _mm_setcsr((unsigned i
 /* Let the other thread of this core run, while this one waits. */
 static inline void pause_thread(void) { _mm_pause(); }
 
-/* Whether this is a Zen 5 of AMD or a later one. */
-static int is_zen5;
+/* The family of a processor of AMD: 25 of Zen 3 and 4, 26 of Zen 5. That of others is 0. */
+static unsigned int amd_family;
 
 __attribute__((constructor)) static void look_at_processor(void) {
     unsigned int most, vendor, signature, other;
     if (__get_cpuid(0, &most, &vendor, &other, &other) && __get_cpuid(1, &signature, &most, &other, &other))
-        is_zen5 = vendor == signature_AMD_ebx && (signature >> 8 & 15) + (signature >> 20 & 255) >= 26;
+        amd_family = vendor == signature_AMD_ebx ? (signature >> 8 & 15) + (signature >> 20 & 255) : 0;
 }
 #else
 static inline RoundingMode rounding_mode(void) {
@@ -30,5 +30,5 @@ static inline RoundingMode rounding_mode(void) {
 static inline void set_rounding_mode(RoundingMode mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
 static inline void pause_thread(void) { __asm__ volatile("isb"); }
 
-static const int is_zen5 = 0;
+static const unsigned int amd_family = 0;
 #endif

@@ -113,12 +113,12 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
                 factors_of(block, part, format, factors[part]);
             if (format.scaling == SIXES)
                 sixes_of(block, &sixes);
-            fetch(block, format.header, NEAR * size, FAR * size);
+            fetch(block, format.header, NEAR * size, FAR * size, count);
             block += format.header;
         }
-        fetch(block, size, NEAR * size, FAR * size);
+        fetch(block, size, NEAR * size, FAR * size, count);
         if (reads_second(format))
-            fetch(second, second_bytes(format), NEAR * second_bytes(format), FAR * second_bytes(format));
+            fetch(second, second_bytes(format), NEAR * second_bytes(format), FAR * second_bytes(format), count);
 #pragma GCC unroll 2
         for (int part = 0; part < PARTS; part++) {
             /* Rows are loaded again for the second part: GCC would keep what the first loaded, which takes more

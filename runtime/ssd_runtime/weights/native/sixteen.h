@@ -35,7 +35,7 @@ INLINE void products16_of(const Weight *weight, int64_t tile, Rows rows, int64_t
     for (int r = 0; r < count * PARTS; r++)
         total[r] = sums[r];
     for (int64_t group = span.begin; group < span.end; group++) {
-        fetch(block, size, NEAR_FETCH, FAR_FETCH);
+        fetch(block, size, NEAR_FETCH, FAR_FETCH, count);
 #pragma GCC unroll 2
         for (int from = 0; from < PARTS; from += together) {
             Floats of_group[MOST_ROWS * PARTS];
