@@ -28,7 +28,7 @@ from bench.harness.tables import show
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine, RunSettings
-from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.commands.command import run_guarded, uncollected
 from ssd_runtime.loading.loaded_model import conversation
 
 PEERS = ("transformers generate_batch", "transformers generate, padded")
@@ -99,7 +99,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("build/at-once"), help="folder of rows; a killed run resumes")
     arguments = parser.parse_args()
-    engine = Engine.open(model=arguments.model)
+    with uncollected():  # As commands do.
+        engine = Engine.open(model=arguments.model)
     # No token ends an answer, so that all have one length.
     engine.loaded.model.generation_config.eos_token_id = -1
     loads = [int(each) for each in arguments.at.split(",")]

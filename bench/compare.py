@@ -34,7 +34,7 @@ from ssd_artifacts.manifest import MANIFEST
 from ssd_artifacts.reference_bundle import bundle_path
 from ssd_profiles.errors import UserError
 from ssd_runtime import Engine, SamplingParams
-from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.commands.command import run_guarded, uncollected
 from ssd_runtime.weights.draft_bits import read_draft_bits
 
 AGAIN = "plain again"
@@ -50,7 +50,8 @@ def main() -> None:
     console = console if console.is_terminal else Console(highlight=False, width=120)
     model = arguments.model or (None if arguments.artifact else "demo@wheel")
     bits = read_draft_bits(arguments.draft_bits)
-    engine = Engine.open(arguments.artifact, model, dtype=arguments.dtype, draft_bits=bits)
+    with uncollected():  # As commands do.
+        engine = Engine.open(arguments.artifact, model, dtype=arguments.dtype, draft_bits=bits)
     is_priced = arguments.priced is not None
     if is_priced and arguments.priced != Path():
         engine.latency = read_latency(arguments.priced, engine.decoder.shape.num_layers)

@@ -31,7 +31,7 @@ from bench.harness.tables import show
 from bench.harness.turns import Make, decode_in_turn
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime import Engine
-from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.commands.command import run_guarded, uncollected
 from ssd_runtime.loading.sources import find_packed
 
 LLAMA = "llama.cpp"
@@ -67,7 +67,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    engine = Engine.open(model=arguments.model, weights="packed")
+    with uncollected():  # As commands do.
+        engine = Engine.open(model=arguments.model, weights="packed")
     prompts = stratified(arguments.prompts, arguments.count)
     settings = [each for each in arguments.speculations.split(",") if each != "none"]
     peers = {LLAMA: "none"} | {f"{LLAMA} {setting}": setting for setting in settings}

@@ -26,7 +26,7 @@ from bench.harness.standings import FEWEST
 from bench.harness.tables import with_interval
 from ssd_profiles.errors import UserError
 from ssd_profiles.intervals import speedup, speedup_interval
-from ssd_runtime.commands.command import run_guarded
+from ssd_runtime.commands.command import run_guarded, uncollected
 from ssd_runtime.devices.clock import seconds
 from ssd_runtime.loading.models import load_model
 from ssd_runtime.model.decoder import Decoder
@@ -87,7 +87,8 @@ def main() -> None:
     parser.add_argument("--device")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    loaded = load_model(arguments.model, arguments.device, arguments.dtype, arguments.weights)
+    with uncollected():  # As commands do.
+        loaded = load_model(arguments.model, arguments.device, arguments.dtype, arguments.weights)
     file = loaded.source.gguf if loaded.source is not None else None
     if arguments.llama_bench is not None and file is None:
         raise UserError("--llama-bench: needs packed weights; give a .gguf file, and --weights packed for the demo")
