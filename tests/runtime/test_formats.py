@@ -72,6 +72,32 @@ def test_a_product_is_that_of_the_dequantised_weight_with_rounded_rows(kind: Typ
             assert torch.equal(kernel(x[row : row + 1])[0], got[row]), "a row has the same bits beside others"
 
 
+CENTRES = {
+    Type.Q4_0: [(slice(2, 18), 0x88)],
+    Type.Q5_0: [(slice(2, 6), 0xFF), (slice(6, 22), 0)],
+    Type.Q8_0: [(slice(2, 34), 0)],
+    Type.Q3_K: [(slice(0, 32), 0xFF), (slice(32, 96), 0)],
+    Type.Q6_K: [(slice(0, 128), 0), (slice(128, 192), 0xAA)],
+    Type.MXFP4: [(slice(1, 17), 0)],
+}
+"""Bytes of a block of weights that are all 0 whatever their scales."""
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("kind", CENTRES, ids=lambda kind: kind.name)
+def test_weights_of_zero_make_products_of_exactly_zero(kind: Type) -> None:
+    """Levels count from their centre in sums of integers, which round nothing."""
+    torch.manual_seed(5)
+    data = random_blocks(kind, OUT, COLUMNS)
+    blocks = data.reshape(OUT, -1, GGML_QUANT_SIZES[kind][1])
+    for place, byte in CENTRES[kind]:
+        blocks[..., place] = byte
+    data = blocks.reshape(OUT, -1)
+    assert not weight_of(data, kind).any()
+    for rows in (1, 5, 16):
+        assert not native(data, kind)(torch.randn(rows, COLUMNS)).any()
+
+
 LOW_BITS = {Type.Q8_0: (slice(2, 34), 0x0F), Type.Q6_K: (slice(0, 128), 0x33)}
 """The bytes of a block that hold the bits which drafts do not read, and which bits of these bytes that are."""
 
