@@ -43,7 +43,7 @@ def address(service: Service) -> Iterator[tuple[str, int]]:
 def test_a_client_that_reads_slowly_gets_a_large_answer_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that reads nothing does not."""
     monkeypatch.setattr("ssd_runtime.serving.http.transport.connections.SEND_SECONDS", 0.5)
-    size = 12 << 20
+    size = 6 << 20
 
     async def large(request: Request) -> Response:
         return Response(b"x" * size)
@@ -67,7 +67,7 @@ def test_a_client_that_reads_slowly_gets_a_large_answer_whole(monkeypatch: pytes
                 got = 0
                 while part := client.recv(1 << 20):
                     got += len(part)
-                    time.sleep(0.03 if reads else 0)
+                    time.sleep(0.06 if reads else 0)
                 assert (got > size) == reads
     finally:
         server.should_exit = True

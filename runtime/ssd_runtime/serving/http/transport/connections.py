@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from typing import Any
 
 import h11
@@ -19,6 +20,9 @@ HEAD_SECONDS = 30.0
 """Seconds within which a head has to be complete, from its first byte or from the connection on."""
 SEND_SECONDS = 60.0
 """Seconds that a client may read nothing for, while more is sent than the system's buffers hold."""
+SEND_BUFFER = 128 << 10
+"""Bytes that the system is asked to hold for a client: it tells of what one has read by the third of its buffer,
+which on Linux grows to 4 MiB by itself."""
 FREE_PIECES = 1024
 """Pieces of a body, however small they are."""
 LEAST_PIECE = 64
@@ -71,6 +75,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a head, unless there are too many connections."""
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         if len(self.connections) <= MOST_CONNECTIONS:
             self._await_head(True)
             return
