@@ -7,8 +7,8 @@
  * the least all the time; at the end these balance their work. */
 #define MOST_BYTES 1048576
 #define LEAST_BYTES 65536
-/* Bytes of the tiles that a chunk of rows meets at once, and groups of these: 16 rows of so many groups are 128 KiB of
- * numbers, and a processor's second cache often has 512. Quantised rows are a quarter of that and need no such care. */
+/* Bytes of the tiles that a chunk of rows meets at once, so that it comes from farther caches once for all of these; and
+ * groups of weights of 16 bits: 16 rows of so many are 128 KiB of numbers, and a processor's second cache often has 512. */
 #define NEAR_BYTES 262144
 #define MOST_GROUPS 64
 
@@ -47,7 +47,7 @@ typedef struct {
 static Items items_of_tiles(const Weight *weight, int64_t tiles, int64_t bytes, int64_t n, Threads threads) {
     const int64_t most = (MOST_BYTES + bytes - 1) / bytes, least = LEAST_BYTES / (bytes * (n < 1 ? 1 : n));
     const int64_t met = bytes * groups_at_once(weight, n) / (weight->in / GROUP);
-    const int64_t near = has_levels(formats[weight->format]) ? 1 : NEAR_BYTES / met;
+    const int64_t near = NEAR_BYTES / met;
     if (!threads.own)
         return (Items){tiles, 1, 1, 1, 1};
     return (Items){tiles, most, least > 1 ? least : 1, 2 * threads.count, near > 1 ? near : 1};
