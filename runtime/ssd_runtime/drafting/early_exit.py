@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,9 +22,9 @@ class EarlyExit:
     """A drafter whose tokens exit after the first of `stops` layers that predicts the next token with confidence.
 
     The last stop is the depth bound. A token without a confident prediction there ends the draft: it joins the
-    verification, which yields its successor. If the draft ends by its length instead, its last token joins the
-    verification too, for the bonus token. It is brought to the deepest token's depth first, together with those that
-    exited earlier.
+    verification, which yields its successor. If the draft ends by its length or its tokens instead, its last token
+    joins the verification too, for the bonus token. It is brought to the deepest token's depth first, together with
+    those that exited earlier.
     """
 
     heads: ExitHeads
@@ -34,6 +34,8 @@ class EarlyExit:
     """Least (annealed) confidence of an exit."""
     annealing: float = 0.0
     """Growth of the temperature toward the first layers; 0 leaves it at 1."""
+    goes_on: Callable[[Sequence[int]], bool] | None = None
+    """Whether a draft of these tokens goes on; None for always."""
 
     def drafting(self, session: Session, length: int) -> Work[Draft]:
         """Draft up to `length` tokens after the pending one."""
@@ -46,21 +48,25 @@ class EarlyExit:
             if proposal.probs is not None:
                 probs.append(proposal.probs)
             rows.add(proposal.token)
-            if len(path) == length + 1:
+            if len(path) == length + 1 or (self.goes_on is not None and not self.goes_on(path[1:])):
                 yield from rows.advancing(rows.deepest)
                 break
         begun = PartialForward(2 * rows.deepest, torch.cat(rows.states))
         return Draft(path[1:], begun=begun, probs=probs, steps=len(path) - 1)
 
     def _leaving(self, rows: _Rows, path: list[int]) -> Work[Proposal | None]:
-        """Propose the token after the last row from the first confident stop; None if no stop is confident."""
+        """Propose the token after the last row from the first confident stop.
+
+        None if no stop is confident, or if the answer ends there: the verification yields that token too.
+        """
         layers = rows.session.decoder.shape.num_layers
         for stop in self.stops:
             yield from rows.advancing(stop)
-            temperature = annealed_temperature(stop, layers, self.annealing)
+            # The confidence takes time, so it is computed only if it is used.
+            temperature = annealed_temperature(stop, layers, self.annealing) if self.threshold > 0.0 else None
             [logits] = yield Head(self.heads.carried(stop, rows.states[-1]), normed=True, drafting=True)
             proposal = rows.session.propose(logits, lambda: path, temperature)
-            if math.exp(-proposal.nll) >= self.threshold:
+            if math.exp(-proposal.nll) >= self.threshold and proposal.token not in rows.session.ends:
                 return proposal
         return None
 

@@ -15,8 +15,8 @@ Origin = Literal["guess", "light", "mtp", "skipped", "plain"]
 """The way in which a token was drafted.
 
 `guess`: a copy, a successor or what a grammar determines. `light`: a step of the model on light copies of its weights.
-`mtp`: a step of the model's MTP layer alone. `skipped`: a step that skipped sub-layers or exited early. `plain`: the
-token was not drafted.
+`mtp`: a step of the model's MTP layer alone. `skipped`: a step that skipped sub-layers or tokens of the vocabulary, or
+exited early. `plain`: the token was not drafted.
 """
 
 

@@ -98,6 +98,7 @@ def decoding(
     session.decoder.synchronize()
     began = perf_counter()
     session.rewind(prompt, len(answered))
+    session.ends = limits.eos_ids
     session.decoder.head.saw(session.ids, answered=False)
     planner.start(session, prompt)
     session.decoder.synchronize()

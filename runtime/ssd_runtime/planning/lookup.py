@@ -54,14 +54,14 @@ def worth_verifying(tree: Sequence[Node], costs: Sequence[float], most_cost: flo
     return Guess(tuple(tree[:best]), best_tokens, costs[best])
 
 
-def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float) -> Guess:
-    """The guesses that are worth verifying after the tokens that `lookup` has read, at most `depth` tokens deep."""
+def best_guess(lookup: Lookup, costs: Sequence[float], depth: int, most_cost: float, path: Sequence[int] = ()) -> Guess:
+    """The guesses worth verifying after the tokens that `lookup` has read and `path`, at most `depth` tokens deep."""
     # Growing takes most of the time of planning, so no row is grown that could not pay even if all were right.
     most = min(MOST_GUESSES, len(costs) - 1)
     bound = float("inf") if lookup.follows_grammar else most_cost
     while most and (costs[most] > bound or costs[most] >= (1.0 + most) * costs[0]):
         most -= 1
-    return worth_verifying(lookup.grow((), most, depth) if most else (), costs, most_cost)
+    return worth_verifying(lookup.grow(path, most, depth) if most else (), costs, most_cost)
 
 
 class LookupPlanner(Planner):

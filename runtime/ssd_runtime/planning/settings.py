@@ -24,6 +24,8 @@ class AutoSettings(Bounded):
 
     light: int = number(1, 0, 1)
     """1 to draft on light copies of the weights where that is expected to pay, 0 to make and use none."""
+    head: int = number(1, 0, 1)
+    """1 to draft by steps that score frequent tokens alone where that is expected to pay, 0 for never."""
     mtp: int = number(1, 0, 1)
     """1 to draft with the model's own layer for that where it has one and that is expected to pay, 0 for never."""
 

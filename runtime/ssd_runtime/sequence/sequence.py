@@ -48,6 +48,8 @@ class TokenSequence:
         """Prompt tokens that were not run, because the prompt began like an earlier sequence."""
         self.load: Load | None = None
         """Load of the step of the latest forward of the full model; None for a lone sequence."""
+        self.ends: frozenset[int] = frozenset()
+        """Tokens that end the answer, so that nothing need be drafted after them."""
         self.sampling = sampling
         self._device = device
         self._sampler = Sampler(sampling, device)

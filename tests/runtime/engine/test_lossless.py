@@ -119,6 +119,7 @@ def test_every_family_with_every_kind_of_draft(variant: str, dtype: torch.dtype)
         Plan.masked("light", decoder.light.mask, 5),
         Plan("exits", EarlyExit(heads, (1, 2, 3), 0.0), 5),
         Plan("unsure exits", EarlyExit(heads, (1, 2, 3), 0.15), 5),
+        Plan("whole", EarlyExit(heads, (decoder.shape.num_layers,), 0.0), 5),
         Plan("siblings", Prophet(len(ids), expected, 2, siblings=True), 6),
     ):
         got = speculate(decoder, ids, plan, limits)

@@ -174,7 +174,11 @@ class Anything(Planner):
         some = SubLayerPlan.of(4, {i for i in range(8) if self.random.random() < 0.3})
         mask = self.nested if self.nested and self.random.random() < 0.5 else some
         if kind == "exit":
-            return Plan("exit", EarlyExit(self.heads, (1, 2, 3), self.random.choice([0.0, 0.15])), length)
+            return Plan(
+                "exit",
+                EarlyExit(self.heads, self.random.choice([(1, 2, 3), (4,)]), self.random.choice([0.0, 0.15])),
+                length,
+            )
         if kind == "plain":
             return Plan("plain")
         branching = ((0.5, 3), (1.0, 2)) if kind == "tree" else ()

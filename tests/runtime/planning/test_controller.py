@@ -6,6 +6,8 @@ import itertools
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ from ssd_runtime.planning.auto.chain_drafts import ChainDrafts
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_source import DraftProposal
 from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
+from ssd_runtime.planning.auto.head_drafts import AGREEMENT, HeadDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.shared_step import SharedSteps
 from ssd_runtime.planning.auto.stream import PlanningTime, Stream
@@ -354,6 +357,30 @@ def test_draft_steps_are_charged_with_what_they_take(seconds: float, held: bool,
     charged = [source.observe(cycle, [1.0] * 8, None) for _ in range(99)]
     assert (charged[0], charged[-1]) == pytest.approx((first, last), rel=1e-3)
     assert source.propose(100, [1.0], 9.0) is None, "the table prices no verification of a draft"
+
+
+def test_the_whole_head_is_priced_once_for_all_drafts() -> None:
+    """n drafts cost n + 1 plain steps without heads, n small heads, and a whole one of n + 1 rows."""
+    table = replace(TABLE, draft_head=0.1)
+    head: Any = SimpleNamespace(scores_partly=True)
+    heads: Any = None
+    source = HeadDrafts.of(head, heads, table, DraftStats(), Lookup(LookupStats()))
+    proposal = source.propose(100, [1.0] * 9, 99.0)
+    assert proposal is not None
+    assert proposal.plan is not None
+    n = proposal.plan.draft_length
+    plain, verify = table.step_seconds(100), table.head_seconds(n + 1)
+    draft = (n + 1) * (plain - table.head_seconds(1)) + n * table.draft_head_seconds(1)
+    tokens = sum(AGREEMENT**i for i in range(n + 1))
+    assert proposal.speedup == pytest.approx(tokens * plain / (draft + verify), rel=1e-3)
+    cycle = Cycle(proposal.plan, 100, n, n, [1] * (n + 1), n + 1, draft, verify, steps=n)
+    assert source.observe(cycle, [1.0] * 9, None) == pytest.approx((draft + verify) / plain, rel=1e-3)
+    limited = source.propose(100, [1.0] * 9, 2.5)
+    assert limited is not None
+    assert limited.plan is not None
+    assert limited.plan.draft_length < n
+    head.scores_partly = False
+    assert source.propose(100, [1.0] * 9, 99.0) is None
 
 
 def test_drafts_that_lost_trust_must_promise_more() -> None:

@@ -13,11 +13,13 @@ from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.lookup import Lookup
 from ssd_runtime.model.exit_heads import ExitHeads
+from ssd_runtime.model.head.output_head import OutputHead
 from ssd_runtime.planning.auto.budget import Budget
 from ssd_runtime.planning.auto.chain_drafts import LIGHT_AGREEMENT, LIGHTER_AGREEMENT, ChainDrafts
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_source import DraftSource
 from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
+from ssd_runtime.planning.auto.head_drafts import HeadDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
 from ssd_runtime.planning.auto.stream import Stream
 from ssd_runtime.planning.frontier import Frontier
@@ -30,7 +32,9 @@ from ssd_runtime.sequence.session import Session
 
 @dataclass(eq=False)
 class AutoPlanner(Planner):
-    """Plans guesses, the nearest domain's masks or early exits, light or MTP drafts, or a plain step (`Controller`).
+    """Plans guesses, the nearest domain's masks or early exits, or other drafts by the model, or a plain step.
+
+    `Controller` chooses among them.
 
     A prompt out of every domain has the mixture's masks.
     """
@@ -42,6 +46,8 @@ class AutoPlanner(Planner):
     latency: LatencyTable
     stream: Stream
     light: Sequence[SubLayerPlan] = ()
+    head: OutputHead | None = None
+    """The model's head, if drafts may score a part of its vocabulary."""
     mtp: bool = False
     _controller: Controller | None = None
     _session: Session | None = None
@@ -92,6 +98,8 @@ class AutoPlanner(Planner):
             stats, agreement = stream.light[mask], LIGHTER_AGREEMENT if place else LIGHT_AGREEMENT
             drafts = ChainDrafts.light(mask=mask, agreement=agreement, latency=latency, stats=stats, lookup=lookup)
             sources.append(drafts)
+        if self.head is not None:
+            sources.append(HeadDrafts.of(self.head, self.heads, latency, stream.head, lookup))
         if self.mtp:
             sources.append(ChainDrafts.mtp(latency=latency, stats=stream.mtp, lookup=lookup))
         return sources, masks
@@ -129,5 +137,6 @@ def make_auto(inputs: StrategyInputs) -> MakePlanner:
         latency=latency,
         stream=Stream(inputs.make_lookup_stats()),
         light=inputs.light,
+        head=inputs.decoder.head if inputs.settings.head and not inputs.guesses_alone else None,
         mtp=inputs.decoder.mtp is not None and not inputs.guesses_alone and bool(inputs.settings.mtp),
     )

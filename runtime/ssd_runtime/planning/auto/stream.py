@@ -58,6 +58,8 @@ class Stream:
     """Statistics of early exits by domain."""
     light: defaultdict[SubLayerPlan, DraftStats] = field(default_factory=lambda: defaultdict(DraftStats))
     """Statistics of each draft on light copies of the weights, in all domains."""
+    head: DraftStats = field(default_factory=DraftStats)
+    """Statistics of drafts that score a part of the vocabulary, in all domains."""
     mtp: DraftStats = field(default_factory=DraftStats)
     """Statistics of drafts by the MTP layer, in all domains."""
     priced: tuple[Load, list[float]] | None = None
