@@ -20,6 +20,8 @@ from ssd_runtime.planning.settings import MOST_GUESSES
 
 AGREEMENT = 0.98
 """Token agreement that is expected until this stream has its own; it is the share of tokens that drafts score."""
+LEAST_REST = 0.01
+"""Least share of a step beside its head: a crafted table may have none."""
 LONGEST = 8
 """Longest chain: with it the whole head's share of a cycle is small already."""
 
@@ -39,7 +41,8 @@ class _Costs:
     def of(cls, latency: LatencyTable, context: float) -> _Costs:
         plain = latency.step_seconds(context)
         heads = tuple(latency.head_seconds(rows) / plain for rows in range(1, LONGEST + 2))
-        return cls(1.0 - heads[0] + latency.draft_head_seconds(1) / plain, 1.0 - heads[0], heads)
+        last = max(1.0 - heads[0], LEAST_REST)
+        return cls(last + latency.draft_head_seconds(1) / plain, last, heads)
 
     def drafting(self, tokens: int) -> float:
         """The cost of the states of the pending token and of `tokens` drafts after it."""
