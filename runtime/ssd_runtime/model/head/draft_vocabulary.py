@@ -55,12 +55,16 @@ class DraftVocabulary:
         while len(self._seen) > self._most_seen:
             self._seen.popitem(last=False)
 
+    def serves(self, kernels: Sequence[Native]) -> bool:
+        """Whether the head of these `kernels` is one of our own, and the tokens cover enough of the text."""
+        return self.is_useful and self._coverage >= LEAST_COVERAGE and len(kernels) == 1
+
     def head(self, kernels: Sequence[Native]) -> Native | None:
         """The head of these `kernels` with these tokens alone, whose other logits are minus infinity.
 
-        None if it has not one kernel of our own, or if the tokens cover too little of the text.
+        None if it does not serve.
         """
-        if not self.is_useful or self._coverage < LEAST_COVERAGE or len(kernels) != 1:
+        if not self.serves(kernels):
             return None
         [kernel] = kernels
         if self._made is None or self._made[0] != self._version or self._made[1] is not kernel:

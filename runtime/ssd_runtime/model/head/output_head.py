@@ -49,8 +49,7 @@ class OutputHead:
     @property
     def scores_partly(self) -> bool:
         """Whether drafts score a part of the vocabulary at present."""
-        with self._lock:
-            return self.draft_vocabulary.head(self._projection.natives) is not None
+        return self.draft_vocabulary.serves(self._projection.natives)
 
     def norm(self, x: Tensor) -> Tensor:
         """States `x` [n, hidden] after the final norm, without the tokens that they may carry."""

@@ -34,9 +34,7 @@ from ssd_runtime.sequence.session import Session
 class AutoPlanner(Planner):
     """Plans guesses, the nearest domain's masks or early exits, or other drafts by the model, or a plain step.
 
-    `Controller` chooses among them.
-
-    A prompt out of every domain has the mixture's masks.
+    `Controller` chooses among them. A prompt out of every domain has the mixture's masks.
     """
 
     frontiers: Mapping[str, Frontier]

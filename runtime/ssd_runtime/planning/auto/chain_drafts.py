@@ -76,24 +76,14 @@ class ChainDrafts(StepDrafts):
 
     def propose(self, context: int, costs: Sequence[float], most_cost: float) -> DraftProposal | None:
         """Propose the best length that the budget covers."""
-        chains = self._chains(self.step_cost.at(context) * self.stats.pace, costs)
+        step = self.step_cost.at(context) * self.stats.pace
+        whole = (length * step + costs[length] for length in range(1, min(self.longest, len(costs) - 1) + 1))
+        chains = self.chains(self.agreement, whole)
         return self.propose_best(chains, most_cost, lambda chain: self._plan(chain, costs, most_cost))
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Update with the right tokens and the time of the draft steps; returns the cycle's cost in plain steps."""
         return self.charge(cycle, costs, cycle.steps * self.step_cost.at(cycle.context), self.agreement)
-
-    def _chains(self, step: float, costs: Sequence[float]) -> list[DraftLength]:
-        """Every draft length, if a draft step costs `step`."""
-        chains = list[DraftLength]()
-        tokens = reached = 1.0
-        agreement = min(1.0, self.agreement * self.stats.factor)
-        for length in range(1, min(self.longest, len(costs) - 1) + 1):
-            reached *= agreement
-            tokens += reached
-            cost = length * step + costs[length]
-            chains.append(DraftLength(tokens / cost, length, cost))
-        return chains
 
     def _plan(self, chain: DraftLength, costs: Sequence[float], most_cost: float) -> Plan:
         """Plan the chain, with as many other rows as the rest of `most_cost` covers."""

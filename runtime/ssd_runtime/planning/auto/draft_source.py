@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Protocol
@@ -69,6 +69,17 @@ class StepDrafts(DraftSource):
 
     stats: DraftStats
     lookup: Lookup
+
+    def chains(self, agreement: float, costs: Iterable[float]) -> list[DraftLength]:
+        """Chains of 1, 2, … drafts whose cycles have these `costs`, if each token has the corrected `agreement`."""
+        found = list[DraftLength]()
+        tokens = reached = 1.0
+        agreement = min(1.0, agreement * self.stats.factor)
+        for length, cost in enumerate(costs, start=1):
+            reached *= agreement
+            tokens += reached
+            found.append(DraftLength(tokens / cost, length, cost))
+        return found
 
     def propose_best(
         self, chains: Sequence[DraftLength], most_cost: float, plan: Callable[[DraftLength], Plan]

@@ -78,7 +78,8 @@ class HeadDrafts(StepDrafts):
         """Propose the best length that the budget covers, while drafts score a part of the vocabulary."""
         if not self.head.scores_partly:
             return None
-        chains = self._chains(self.costs.at(context))
+        own = self.costs.at(context)
+        whole = (own.drafting(n) * self.stats.pace + own.heads[n] for n in range(1, LONGEST + 1))
 
         def plan(chain: DraftLength) -> Plan:
             def goes_on(tokens: Sequence[int]) -> bool:
@@ -88,21 +89,9 @@ class HeadDrafts(StepDrafts):
 
             return Plan("frequent tokens", replace(self.drafter, goes_on=goes_on), chain.length)
 
-        return self.propose_best(chains, most_cost, plan)
+        return self.propose_best(self.chains(AGREEMENT, whole), most_cost, plan)
 
     def observe(self, cycle: Cycle, costs: Sequence[float], plain_seconds: float | None) -> float:
         """Update with the right tokens and the time of the steps; returns the cycle's cost in plain steps."""
         own = self.costs.at(cycle.context)
         return self.charge(cycle, own.heads, own.drafting(cycle.steps), AGREEMENT)
-
-    def _chains(self, costs: _Costs) -> list[DraftLength]:
-        """Every draft length."""
-        chains = list[DraftLength]()
-        tokens = reached = 1.0
-        agreement = min(1.0, AGREEMENT * self.stats.factor)
-        for length in range(1, LONGEST + 1):
-            reached *= agreement
-            tokens += reached
-            cost = costs.drafting(length) * self.stats.pace + costs.heads[length]
-            chains.append(DraftLength(tokens / cost, length, cost))
-        return chains
