@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from ssd_artifacts.domain_config import ExitChoice
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node
 from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
 from ssd_runtime.planning.auto.chain_drafts import ChainDrafts
@@ -381,6 +383,35 @@ def test_the_whole_head_is_priced_once_for_all_drafts() -> None:
     assert limited.plan.draft_length < n
     head.scores_partly = False
     assert source.propose(100, [1.0] * 9, 99.0) is None
+
+
+@pytest.mark.parametrize("prompt", [[*range(9)] * 4, [*range(100, 136)]], ids=["repeats itself", "does not"])
+def test_whole_steps_end_where_guesses_would_be_verified(prompt: list[int]) -> None:
+    head: Any = SimpleNamespace(scores_partly=True)
+    heads: Any = None
+    lookup = Lookup(LookupStats())
+    lookup.start(prompt)
+    source = HeadDrafts.of(head, heads, replace(TABLE, draft_head=0.1), DraftStats(), lookup)
+    proposal = source.propose(100, [1.0] * 9, 99.0)
+    assert proposal is not None
+    assert proposal.plan is not None
+    drafter = proposal.plan.drafter
+    assert isinstance(drafter, EarlyExit)
+    assert drafter.goes_on is not None
+    assert drafter.goes_on([0, 1]) == (0 not in prompt)
+
+
+def test_a_table_that_gives_the_head_all_of_a_step_is_no_error() -> None:
+    """A stranger's bundle may have one; a draft may also end before its first token."""
+    table = replace(TABLE, draft_head=0.1, overhead=np.full(TABLE.queries.shape, -1.0))
+    head: Any = SimpleNamespace(scores_partly=True)
+    heads: Any = None
+    source = HeadDrafts.of(head, heads, table, DraftStats(), Lookup(LookupStats()))
+    assert table.head_seconds(1) > table.step_seconds(100)
+    cycle = Cycle(Plan("draft"), 100, 0, 0, [1], 1, draft_seconds=0.1, verify_seconds=0.1, begun=True)
+    for _ in range(3):
+        source.propose(100, [1.0] * 9, 99.0)
+        assert 0.0 < source.observe(cycle, [1.0] * 9, None) < 99.0
 
 
 def test_drafts_that_lost_trust_must_promise_more() -> None:
