@@ -27,7 +27,7 @@ from bench.harness.contenders import PLAIN, Decode, Timed, about, digest, ours
 from bench.harness.ledger import NAME, Ledger, stolen_share
 from bench.harness.provenance import disturbance
 from bench.harness.standings import standings
-from bench.harness.tables import show
+from bench.harness.tables import DECODING, show
 from bench.harness.turns import Make, decode_in_turn
 from ssd_profiles.errors import UserError, first_line
 from ssd_runtime import Engine
@@ -49,6 +49,8 @@ SPECULATIONS = (
 12 or 24 equal ones. So two are tried with short drafts, too, since rows are dear on a CPU."""
 SETTLE = 0.5
 """Seconds between two contenders: the server's threads spin for a while after their work."""
+CONTEXT = 4096
+"""Most tokens of a request of a server."""
 PATIENCE = 600.0
 """Longest wait in seconds for a server to start, and for an answer."""
 
@@ -70,49 +72,60 @@ def main() -> None:
     with uncollected():  # As commands do.
         engine = Engine.open(model=arguments.model, weights="packed")
     prompts = stratified(arguments.prompts, arguments.count)
-    settings = [each for each in arguments.speculations.split(",") if each != "none"]
-    peers = {LLAMA: "none"} | {f"{LLAMA} {setting}": setting for setting in settings}
+    settings = peers(arguments.speculations)
     ledger = Ledger(
         arguments.out / NAME,
         {
             **about(engine),
             "prompts": [arguments.prompts.name, len(prompts), digest(prompts)],
             "max_new_tokens": arguments.max_new_tokens,
-            "contenders": [*peers, *STRATEGIES],
+            "contenders": [*settings, *STRATEGIES],
             "name": f"{Path(arguments.model).name}, packed",
             "server": version(arguments.server),
         },
     )
     console = Console(highlight=False, width=160)
     if not all(ledger.has(prompt.id, 0) for prompt in prompts):
-        index = find_packed(arguments.model).gguf
-        assert index is not None
-        command = [str(arguments.server), "-m", str(index.path), "-t", str(arguments.threads)]
         with ExitStack() as stack:
             contenders: dict[str, Make] = {}
-            for name, setting in peers.items():
-                log = arguments.out / f"{setting}.log"
-                server = stack.enter_context(serving([*command, *options(setting)], log))
+            for name, setting in settings.items():
+                command = [*llama(arguments.server, arguments.model, arguments.threads), *options(setting)]
+                server = stack.enter_context(serving(command, arguments.out / f"{setting}.log"))
                 contenders[name] = partial(_any_stream, server)
             contenders |= {name: partial(ours, engine, name) for name in STRATEGIES}
             new = arguments.max_new_tokens
             decode_in_turn(
                 ledger, engine, contenders, prompts, new, compared=STRATEGIES, settle=SETTLE, console=console
             )
-    tell(ledger, list(peers), console)
+    tell(ledger, list(settings), console)
 
 
 def _any_stream(server: Decode, stream: str) -> Decode:
     return server
 
 
-def tell(ledger: Ledger, peers: Sequence[str], console: Console) -> None:
+def tell(ledger: Ledger, peers: Sequence[str], console: Console, title: str = DECODING) -> None:
     """Print the standings against plain decoding and llama.cpp, without and with its fastest speculation."""
     rates = {name: each["overall"]["tokens_per_second"] for name, each in standings(ledger.rows, []).items()}
-    fastest = max(peers, key=lambda name: rates[name] or 0.0)
-    bases = list(dict.fromkeys((PLAIN, LLAMA, fastest)))
-    show(standings(ledger.rows, bases), PLAIN, bases, console)
-    console.print(f"llama.cpp's fastest setting on these prompts: {fastest}. {disturbance(stolen_share(ledger.rows))}")
+    fastest = sorted(peers, key=lambda name: rates[name] or 0.0)[-1:]
+    bases = list(dict.fromkeys((PLAIN, *peers[:1], *fastest)))
+    show(standings(ledger.rows, bases), PLAIN, bases, console, title)
+    for name in fastest:
+        console.print(f"llama.cpp's fastest setting on these prompts: {name}.")
+    console.print(disturbance(stolen_share(ledger.rows)))
+
+
+def peers(speculations: str) -> dict[str, str]:
+    """The server's contenders by name: without speculation, and with each of a list's types, such as `ngram-mod`."""
+    kinds = [kind for kind in speculations.split(",") if kind != "none"]
+    return {LLAMA: "none"} | {f"{LLAMA} {kind}": kind for kind in kinds}
+
+
+def llama(server: Path, model: str, threads: int) -> list[str]:
+    """The command of a server that decodes the file of `model`."""
+    index = find_packed(model).gguf
+    assert index is not None
+    return [str(server), "-m", str(index.path), "-t", str(threads)]
 
 
 def options(setting: str) -> list[str]:
@@ -123,15 +136,16 @@ def options(setting: str) -> list[str]:
 
 
 @contextmanager
-def serving(command: Sequence[str], log: Path) -> Iterator[Decode]:
-    """A server in a process of its own, as a contender; its messages go into `log`.
+def serving(command: Sequence[str], log: Path, slots: int = 1) -> Iterator[Decode]:
+    """A server of `slots` requests at once in a process of its own, as a contender; its messages go into `log`.
 
     Raises UserError if it cannot be started.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    where = ["--host", "127.0.0.1", "--port", str(port), "--parallel", "1", "--ctx-size", "4096"]
+    where = ["--host", "127.0.0.1", "--port", str(port), "--parallel", str(slots)]
+    where += ["--ctx-size", str(slots * CONTEXT)]
     try:
         with log.open("wb") as out:
             process = subprocess.Popen([*command, *where], stdout=out, stderr=out)

@@ -46,13 +46,15 @@ def peer(label: str, name: str) -> Figure:
     return Figure(label, f"auto/{name}, and tokens/s", text)
 
 
-def _fastest(outcome: Outcome) -> str:
-    rates = {
-        name: each["overall"]["tokens_per_second"] or 0.0
-        for name, each in outcome.standings.items()
-        if name.startswith(LLAMA)
-    }
-    return _ratio(outcome.rows, max(rates, key=lambda name: rates[name]), "auto", bold=True) if rates else ""
+def fastest(label: str, category: str | None = None) -> Figure:
+    """Speed of `auto` ÷ speed of llama.cpp's fastest setting by total tokens/s, with or without its speculation."""
+
+    def text(outcome: Outcome) -> str:
+        rows = _rows(outcome, category)
+        peers = sorted({row.contender for row in rows if row.contender.startswith(LLAMA)})
+        return _ratio(rows, max(peers, key=lambda name: _speed(rows, name)), "auto", bold=True) if peers else ""
+
+    return Figure(label, "auto/fastest" + (f" {category}" if category else ""), text)
 
 
 def _equal(outcome: Outcome) -> str:
@@ -68,8 +70,7 @@ def _size(outcome: Outcome) -> str:
     return f"{len({row.prompt for row in outcome.rows})} × {(outcome.settings or {})['max_new_tokens']}"
 
 
-FASTEST = Figure("`auto` ÷ llama.cpp's fastest setting", "auto/fastest", _fastest)
-"""Speed of `auto` ÷ speed of llama.cpp's fastest setting by total tokens/s, with or without its speculation."""
+FASTEST = fastest("`auto` ÷ llama.cpp's fastest setting")
 EQUAL = Figure("outputs equal to plain decoding's", "identical", _equal)
 """Number of outputs with drafts of ours that are plain decoding's, and of all that can be compared."""
 SIZE = Figure("prompts × tokens", "size", _size)
@@ -90,6 +91,12 @@ def _ratio(rows: Sequence[Row], base: str, name: str, bold: bool = False) -> str
 
 
 def _rate(rows: Sequence[Row], name: str) -> str:
+    speed = _speed(rows, name)
+    return f"{speed:.1f}" if speed else ""
+
+
+def _speed(rows: Sequence[Row], name: str) -> float:
+    """Tokens per second of a contender; 0 without rows of it."""
     mine = [row for row in rows if row.contender == name]
     seconds = sum(row.seconds for row in mine)
-    return f"{sum(row.counted for row in mine) / seconds:.1f}" if seconds else ""
+    return sum(row.counted for row in mine) / seconds if seconds else 0.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench.benchmarks.figures import FASTEST
-from bench.benchmarks.parts import PARTS, Part
+from bench.benchmarks.parts import AT_ONCE, PARTS, Part
 from bench.harness.outcomes import Outcome
 from ssd_profiles.errors import UserError
 from ssd_runtime.planning.auto.controller import MIN_ADVANTAGE
@@ -40,7 +40,7 @@ GLANCE = (
     ("off-grid", "auto/plain"),
     ("bf16", "auto/plain"),
     ("transformers", "auto/transformers"),
-    ("at-once", "auto/transformers generate_batch 8 at once"),
+    *(("at-once", f"{FASTEST.key} {at} at once") for at in AT_ONCE),
 )
 """Figures of the first table."""
 HEAD = """# Benchmarks

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from bench.benchmarks.figures import EQUAL, FASTEST, SIZE, Figure, peer, rate, ratio
+from bench.benchmarks.figures import EQUAL, FASTEST, SIZE, Figure, fastest, peer, rate, ratio
 from bench.fixtures.bundles import QWEN as QWEN_BUNDLE
 from bench.fixtures.prompts import prompt_files
 from bench.harness.ledger import NAME
@@ -42,8 +42,7 @@ REQUANTISED = {
 """Commands that make files of other types from that one."""
 BEST_SPECULATIONS = ("ngram-map-k4v", "ngram-mod")
 """Those of llama.cpp that were its best on Spec-Bench, GSM8K and HumanEval."""
-BATCH, PADDED = "transformers generate_batch", "transformers generate, padded"
-AT_ONCE = (4, 8)
+AT_ONCE = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,28 +268,31 @@ PARTS = (
     ),
     Part(
         name="at-once",
-        title="Several requests at once",
+        title="Several requests at once: 1.5B, Spec-Bench",
         tool="bench.at_once",
         arguments=(
-            *("--model", "demo@wheel", "--prompts", SPEC_BENCH),
-            *("--at", ",".join(map(str, AT_ONCE)), "--max-new-tokens", "32"),
+            *("qwen@wheel", "--server", LLAMA_SERVER, "--prompts", SPEC_BENCH),
+            *("--at", ",".join(map(str, AT_ONCE)), "--max-new-tokens", "64"),
         ),
-        count=3,
+        count=4,
         counts="--rounds",
-        says="fp32, twice as many Spec-Bench prompts as requests, prefills included. Intervals are over rounds, of "
-        "which three are few. In these all rounds have the same prompts; the tool now gives each its own.",
+        says="The Q4_K_M file; rounds of twice as many prompts as requests at once, prefills included. llama.cpp's "
+        "server has as many slots. Intervals are over rounds.",
         figures=(
             *(
                 figure
-                for at in AT_ONCE
+                for load in (f"{at} at once" for at in AT_ONCE)
                 for figure in (
-                    rate(f"{at} at once: plain decoding, tokens/s", "plain", f"{at} at once"),
-                    ratio(f"{at} at once: `auto` ÷ plain decoding", "auto", "plain", f"{at} at once"),
-                    ratio(f"{at} at once: `auto` ÷ `generate_batch`", "auto", BATCH, f"{at} at once", bold=True),
-                    ratio(f"{at} at once: `auto` ÷ padded `generate`", "auto", PADDED, f"{at} at once", bold=True),
+                    rate(f"{load}: llama.cpp, tokens/s", LLAMA, load),
+                    rate(f"{load}: plain decoding, tokens/s", "plain", load),
+                    rate(f"{load}: `auto`, tokens/s", "auto", load),
+                    ratio(f"{load}: plain decoding ÷ llama.cpp", "plain", LLAMA, load),
+                    ratio(f"{load}: `auto` ÷ plain decoding", "auto", "plain", load),
+                    fastest(f"{load}: `auto` ÷ llama.cpp's fastest setting", load),
                 )
             ),
             replace(EQUAL, label="rounds of `auto` whose outputs are all plain decoding's"),
         ),
+        needs={LLAMA_SERVER: LLAMA_BUILT},
     ),
 )

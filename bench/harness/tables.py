@@ -8,10 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+DECODING = "Speed of decoding (prefill left out)"
 
-def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: Console) -> None:
+
+def show(found: dict[str, Any], plain: str, baselines: Sequence[str], console: Console, title: str = DECODING) -> None:
     """Print speed against each baseline, then against plain decoding by category."""
-    table = Table(title="Speed of decoding (prefill left out)")
+    table = Table(title=title)
     for column in ("", "tokens/s", *(f"÷ {base}" for base in baselines), "M", "α", "identical", "first token"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
     for name, figures in found.items():

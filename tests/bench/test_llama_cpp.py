@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from bench.at_once import theirs
 from bench.harness.contenders import PLAIN, Decode, Timed, ours
 from bench.harness.ledger import NAME, Ledger, read_comparison
 from bench.harness.turns import decode_in_turn
@@ -47,6 +48,11 @@ def test_a_server_is_asked_for_as_many_tokens_as_ours_and_ends_with_the_comparis
     assert answer == Timed(token_ids=[5] * 4, first_seconds=0.25, seconds=1.5, counted=3)
     with pytest.raises(OSError, match="refused"):
         decode([3, 5], 4)
+
+
+def test_several_clients_get_the_answers_of_their_prompts(tmp_path: Path) -> None:
+    with serving([sys.executable, "-c", SERVER], tmp_path / "log", slots=3) as decode:
+        assert theirs(decode)([[number] for number in range(7)], 2, 3) == [[number] * 2 for number in range(7)]
 
 
 def test_a_server_that_cannot_start_is_told_in_one_line(tmp_path: Path) -> None:
