@@ -72,6 +72,15 @@ def test_every_order_ends_once_whenever_it_is_cancelled(
     assert engine.scheduler.running == engine.scheduler.waiting == 0
 
 
+def test_whoever_wants_the_whole_answer_is_told_its_end_alone(engine: Engine, thread: EngineThread) -> None:
+    inbox = Inbox()
+    thread.submit([request_for(engine, TEXTS[0], streams=streams) for streams in (True, False)], inbox.listen)
+    ends = inbox.wait(2)
+    assert len(inbox.events[0]) > 2
+    assert inbox.events[1] == [ends[1]]
+    assert ends[1].outcome.text == ends[0].outcome.text
+
+
 def test_a_defect_in_one_order_leaves_the_others_alone(
     engine: Engine, thread: EngineThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:

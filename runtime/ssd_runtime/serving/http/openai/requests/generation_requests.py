@@ -132,7 +132,8 @@ def _requests(
                 sampling = replace(sampling, processors=RowProcessors(processors, before))
             room = settings.max_context - len(ids)
             one = replace(common, sampling=sampling, max_new_tokens=min(most, room))
-            found.append(GenerationRequest(ids=ids, settings=one, stream=stream, logprobs=recorder))
+            streams = bool(request.stream)
+            found.append(GenerationRequest(ids=ids, settings=one, stream=stream, streams=streams, logprobs=recorder))
     return found
 
 
