@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -55,10 +55,7 @@ def main() -> None:
     is_priced = arguments.priced is not None
     if is_priced and arguments.priced != Path():
         engine.latency = read_latency(arguments.priced, engine.decoder.shape.num_layers)
-    sampling = SamplingParams(
-        temperature=arguments.temperature,
-        repetition_penalty=engine.loaded.repetition_penalty,
-    )
+    sampling = replace(engine.loaded.greedy, temperature=arguments.temperature)
     contenders = _contenders(arguments.contenders.split(","), engine, sampling, is_priced)
     count = arguments.count or (None if arguments.full else 26)
     prompts = read_pool(arguments.prompts) if count is None else stratified(arguments.prompts, count)

@@ -83,7 +83,7 @@ class Ledger:
         self.rows = list[Row]()
         if path.exists():
             known, rows = read_comparison(path)
-            if known != settings:
+            if known != json.loads(json.dumps(settings)):
                 raise UserError(f"{path}: of other settings; give another --out, or delete it to begin afresh")
             # A kill may leave a partial line, or a prompt without some contenders. Both are measured again.
             found = Counter((row.prompt, row.repeat) for row in rows)

@@ -310,7 +310,7 @@ class Stages:
     @property
     def sampling(self) -> SamplingParams:
         """The sampling that `ssd-run` uses by default."""
-        return SamplingParams(repetition_penalty=self.loaded.repetition_penalty)
+        return self.loaded.greedy
 
     @property
     def _mixed(self) -> bool:

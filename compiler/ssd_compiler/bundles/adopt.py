@@ -27,7 +27,6 @@ from ssd_runtime.loading.draft_copies import make_copies
 from ssd_runtime.loading.loaded_model import LoadedModel, conversation
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.family.families import max_context
-from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.search.replay import replay_mask
 
 NEW_TOKENS = 48
@@ -147,7 +146,7 @@ def _continued(
 ) -> list[Sample]:
     """The model's own continuations of as many prompts as fit two thirds of the time, at least one."""
     room = max_context(loaded.model.config) - NEW_TOKENS
-    sampling = SamplingParams(repetition_penalty=loaded.repetition_penalty)
+    sampling = loaded.greedy
     began = perf_counter()
     found = []
     for messages in conversations:

@@ -85,14 +85,16 @@ class Turn:
     def sampling(self) -> SamplingParams:
         """The sampling with the turn's seed and grammar, and with the model's own penalty by default.
 
+        Tokens that the model's generation config suppresses are never chosen.
+
         Raises StructureError if the structure cannot be honoured.
         """
         asked = self.settings.of_prompt(self.number).sampling
-        own = self.loaded.repetition_penalty
-        penalty = own if asked.repetition_penalty is None else asked.repetition_penalty
+        own = self.loaded.greedy
+        penalty = own.repetition_penalty if asked.repetition_penalty is None else asked.repetition_penalty
         structure = self.settings.structure
         grammar = asked.grammar if structure is None else self.loaded.grammars.compiled(structure)
-        return replace(asked, repetition_penalty=penalty, grammar=grammar)
+        return replace(asked, repetition_penalty=penalty, suppressed=asked.suppressed + own.suppressed, grammar=grammar)
 
     @property
     def limits(self) -> Limits:

@@ -18,12 +18,13 @@ from ssd_runtime.loading.gguf.conversion import gguf_digest
 from ssd_runtime.loading.prompt_tokens import PromptTokens
 from ssd_runtime.loading.sources import Source, source_of, weight_files
 from ssd_runtime.model.family.families import family_of
+from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.structure.grammars import Grammars
 from ssd_runtime.templates.renderer import TemplateRefused
 
 UNSUPPORTED = (
     *("no_repeat_ngram_size", "encoder_repetition_penalty", "encoder_no_repeat_ngram_size", "bad_words_ids"),
-    *("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
+    *("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id", "sequence_bias"),
     *("min_length", "min_new_tokens", "num_beams", "guidance_scale", "exponential_decay_length_penalty"),
 )
 """Settings of transformers' `generate` that affect the choice of tokens and that this engine ignores."""
@@ -126,6 +127,23 @@ class LoadedModel:
                 raise UserError(f"{spec}: eos_token_id is no token or list of tokens; {ADVICE}")
             if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
                 raise UserError(f"{spec}: repetition_penalty is {self.repetition_penalty}, expected above 0; {ADVICE}")
+            if any(type(token) is not int for token in self._suppressed):
+                raise UserError(f"{spec}: suppress_tokens is no list of tokens; {ADVICE}")
+            if len(self.greedy.suppressed) == self.model.config.vocab_size:
+                raise UserError(f"{spec}: suppress_tokens leaves no token; {ADVICE}")
+
+    @property
+    def greedy(self) -> SamplingParams:
+        """Greedy decoding by the model's generation config: its repetition penalty, and tokens it never chooses.
+
+        Ids beyond the vocabulary are left out of these.
+        """
+        known = {token for token in self._suppressed if 0 <= token < self.model.config.vocab_size}
+        return SamplingParams(repetition_penalty=self.repetition_penalty, suppressed=tuple(sorted(known)))
+
+    @property
+    def _suppressed(self) -> Sequence[int]:
+        return getattr(self.model.generation_config, "suppress_tokens", None) or ()
 
     @property
     def repetition_penalty(self) -> float:

@@ -32,6 +32,8 @@ class SamplingParams:
     """Penalty on seen tokens, in greedy decoding too; None for that of the model's generation config."""
     seed: int = 0
     """Seed of 64 bits; every bit of it counts."""
+    suppressed: tuple[int, ...] = ()
+    """Tokens of the vocabulary that are never chosen, beside those of the model's generation config."""
     rejection: bool = False
     """Draw drafts independently and test them by rejection, instead of drawing them with the target's random
     numbers."""

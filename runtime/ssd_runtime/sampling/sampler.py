@@ -55,6 +55,7 @@ class Sampler:
         self._tests = sampling.tests_drafts
         penalty = sampling.repetition_penalty
         self._seen = None if penalty in (None, 1.0) else SeenTokens(float(penalty), device)
+        self._suppressed = to_device(list(sampling.suppressed), device) if sampling.suppressed else None
         self._filters = filters_of(sampling)
         self._processors = sampling.processors
         self.matcher = sampling.grammar.matcher() if sampling.grammar is not None else None
@@ -69,7 +70,8 @@ class Sampler:
     @property
     def is_argmax(self) -> bool:
         """Whether every choice is the argmax of the logits as they are."""
-        return not self._random and self._seen is None and self._processors is None and self.matcher is None
+        shaped = (self._seen, self._suppressed, self._processors, self.matcher)
+        return not self._random and all(each is None for each in shaped)
 
     def restart(self, prompt_tokens: int, answered: int = 0) -> None:
         """Restart after a prompt of `prompt_tokens` tokens, with the first random numbers of the seed.
@@ -94,6 +96,7 @@ class Sampler:
         raises NotFiniteError for a row whose logits are NaN or infinite, and, where transformers raises as well,
         UserError for one from whose processed scores nothing can be drawn.
         """
+        logits = self._allowed(logits)
         if not self._random and self._processors is None and self.matcher is None:
             # All rows are done at once, so that the host waits for the device a single time.
             best = finite_argmax(self._penalised(logits, known, paths)).tolist()
@@ -141,7 +144,7 @@ class Sampler:
         tail = path()
         if not self._tests and (forced := self._forced(known, tail)) is not None:
             return Proposal(forced, logits, 0.0)
-        plain, scores = self._processed(logits, known, tail, drafting=True)
+        plain, scores = self._processed(self._allowed(logits), known, tail, drafting=True)
         if self._tests:
             probs = scores.softmax(-1)
             # The lead is the most probable token's: how a draft goes on must not depend on which token was drawn.
@@ -175,6 +178,7 @@ class Sampler:
         once it rises by `within`, the choice falls by `within`, or both. Either change may move a token across a
         filter's edge.
         """
+        logits = self._allowed(logits)
         plain, scores = self._processed(logits, known, [], drafting=True)
         noise = self._noise_at(len(known), 0, scores)
         choice = int(argmax((scores + noise)[None]))
@@ -208,6 +212,10 @@ class Sampler:
             return torch.where(scores == -math.inf, logits.float(), scores * self._unit), scores
         plain = self._penalised(logits[None], known, lambda: [tail]).float()
         return plain[0], (self._filters(torch.empty(0), plain) if self._filters else plain)[0]
+
+    def _allowed(self, logits: Tensor) -> Tensor:
+        """`logits` [..., vocabulary] with minus infinity for the suppressed tokens."""
+        return logits if self._suppressed is None else logits.index_fill(-1, self._suppressed, -math.inf)
 
     def _forced(self, known: Sequence[int], path: Sequence[int]) -> int | None:
         """The one token that the grammar allows; None if there are several, or processors count their calls."""

@@ -47,6 +47,28 @@ def test_answers_are_those_of_generate(loaded: LoadedModel, expected: list[int],
     assert "".join(written) == "".join(answer.text for answer in answers)
 
 
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.9, top_k=20, seed=3)], ids=["greedy", "drawn"])
+def test_tokens_that_the_model_suppresses_are_never_chosen(
+    folder: Path, expected: list[int], sampling: SamplingParams
+) -> None:
+    """Ids beyond the vocabulary are, as in `generate`, no matter."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    loaded = LoadedModel.of(model, AutoTokenizer.from_pretrained(folder))
+    settings = RunSettings("plain", max_new_tokens=24, sampling=sampling)
+    usual = Engine(loaded).runner(settings).answer(QUESTION).generation.token_ids
+    model.generation_config.suppress_tokens = [usual[0], usual[5], -1, 10**6]
+    answers = [
+        Engine(loaded).runner(dataclasses.replace(settings, strategy=name)).answer(QUESTION).generation.token_ids
+        for name in ("plain", "auto", "clasp")
+    ]
+    assert answers[0] == answers[1] == answers[2]
+    assert not {usual[0], usual[5]} & {*answers[0]}
+    if not sampling.random:
+        assert usual == expected
+        ids = torch.tensor([loaded.encode([("user", QUESTION)])])
+        assert answers[0] == model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :].tolist()
+
+
 def test_prompt_n_of_a_call_has_a_seed_of_its_own(loaded: LoadedModel) -> None:
     """`generate` gives prompt n the seed that a runner gives it, so equal prompts may get different answers."""
     settings = RunSettings("lookup", max_new_tokens=12, sampling=SamplingParams(1.0, seed=7))
@@ -151,9 +173,9 @@ def test_a_models_own_repetition_penalty_holds_as_it_does_in_generate(folder: Pa
 
 def test_an_engine_warns_once_of_generation_settings_that_it_ignores(folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder)
-    model.generation_config.update(no_repeat_ngram_size=3, suppress_tokens=[4], repetition_penalty=1.4)
+    model.generation_config.update(no_repeat_ngram_size=3, begin_suppress_tokens=[4], repetition_penalty=1.4)
     loaded = LoadedModel.of(model, AutoTokenizer.from_pretrained(folder))
-    with pytest.warns(IgnoredSettingsWarning, match="sets no_repeat_ngram_size, suppress_tokens, ") as caught:
+    with pytest.warns(IgnoredSettingsWarning, match="sets no_repeat_ngram_size, begin_suppress_tokens, ") as caught:
         Engine(loaded).runner(RunSettings("plain", max_new_tokens=2)).answer(QUESTION)
     assert len(caught) == 1
     assert caught[0].filename == __file__

@@ -259,6 +259,18 @@ def test_a_qwen_file_whose_eos_is_the_texts_end_stops_at_a_turns_end_too(weights
 
 
 @pytest.mark.parametrize("weights", ["dense", "packed"])
+def test_tokens_that_a_file_suppresses_are_known(weights: str, tmp_path: Path) -> None:
+    key, model = "tokenizer.ggml.suppress_tokens", tiny_model("qwen2", **SIZES)
+    for number, (listed, known) in enumerate({(): (), (7, 5, 10**6): (5, 7)}.items()):
+        path = tmp_path / f"{number}.gguf"
+        save_gguf(path, model, Type.Q8_0, {key: [*listed]})
+        assert load_model(str(path), "cpu", weights=weights).greedy.suppressed == known
+    save_gguf(path, model, Type.Q8_0, {key: ["a"]})
+    with pytest.raises(UserError, match="suppress_tokens is no list of tokens"):
+        load_model(str(path), "cpu", weights=weights)
+
+
+@pytest.mark.parametrize("weights", ["dense", "packed"])
 def test_a_files_template_for_tools_is_taken_for_tools(weights: str, tmp_path: Path) -> None:
     path, own = tmp_path / "model.gguf", {"": "{{ 1 }}", ".tool_use": "{{ 2 }}", ".rag": "{{ 3 }}"}
     templates = {f"tokenizer.chat_template{name}": text for name, text in own.items()}

@@ -231,7 +231,7 @@ def test_an_answer_ends_at_every_token_that_says_so(
         ({"tokenizer.chat_template": "mistral-v7"}, "chat_template 'mistral-v7' is a name that llama.cpp knows"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "2 token types for"),
         ({"tokenizer.ggml.add_space_prefix": True}, "add_space_prefix is True"),
-        ({"tokenizer.ggml.suppress_tokens": [1]}, "suppress_tokens"),
+        ({"tokenizer.ggml.suppress_tokens": 1}, "suppress_tokens is not known here"),
         ({"tokenizer.ggml.precompiled_charsmap": [1, 2]}, "precompiled_charsmap is not known here"),
     ],
 )

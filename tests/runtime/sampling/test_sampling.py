@@ -222,6 +222,25 @@ def test_a_seed_draws_the_same_on_mps_as_on_a_cpu(rejection: bool) -> None:
 
 @pytest.mark.parametrize(
     "sampling",
+    [GREEDY, SamplingParams(2.0), SamplingParams(2.0, top_k=4), SamplingParams(2.0, rejection=True)],
+    ids=["greedy", "drawn", "filtered", "rejection"],
+)
+def test_what_is_suppressed_is_neither_chosen_nor_drafted(sampling: SamplingParams) -> None:
+    logits = torch.randn(8, generator=torch.Generator().manual_seed(5))
+    banned = tuple(logits.topk(3).indices.tolist())
+    found = {True: set[int](), False: set[int]()}
+    for seed in range(60):
+        for suppresses, tokens in found.items():
+            sampler = Sampler(replace(sampling, seed=seed, suppressed=banned if suppresses else ()))
+            tokens |= {sampler.propose(logits, [2, 3], list, 0.5).token}
+            tokens |= {sampler.choose(logits[None], [2, 3], lambda: [[]])(0)}
+    assert not found[True] & {*banned}
+    assert banned[0] in found[False]
+    assert logits.isfinite().all(), "they are the caller's"
+
+
+@pytest.mark.parametrize(
+    "sampling",
     [
         GREEDY,
         SamplingParams(0.8),

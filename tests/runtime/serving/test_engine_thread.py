@@ -74,7 +74,7 @@ def test_every_order_ends_once_whenever_it_is_cancelled(
 
 def test_whoever_wants_the_whole_answer_is_told_its_end_alone(engine: Engine, thread: EngineThread) -> None:
     inbox = Inbox()
-    thread.submit([request_for(engine, TEXTS[0], streams=streams) for streams in (True, False)], inbox.listen)
+    thread.submit([request_for(engine, TEXTS[0], in_blocks=each) for each in (True, False)], inbox.listen)
     ends = inbox.wait(2)
     assert len(inbox.events[0]) > 2
     assert inbox.events[1] == [ends[1]]

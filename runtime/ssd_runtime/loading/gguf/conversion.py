@@ -20,8 +20,9 @@ from ssd_profiles.errors import UserError, first_line
 from ssd_runtime.devices.memory import require_room
 from ssd_runtime.loading.checkpoints.folder import converted_models
 from ssd_runtime.loading.gguf.config import gguf_config
+from ssd_runtime.loading.gguf.metadata import Metadata
 from ssd_runtime.loading.gguf.models import dense_model
-from ssd_runtime.loading.gguf.tokenizer import gguf_tokenizer, save_tokenizer
+from ssd_runtime.loading.gguf.tokenizer import PREFIX, SUPPRESSED, gguf_tokenizer, save_tokenizer
 from ssd_runtime.weights.gguf.index import GgufIndex
 
 VERSION = 8
@@ -86,4 +87,5 @@ def _convert(index: GgufIndex, folder: Path, packed: bool) -> None:
             raise UserError(f"{folder}: cannot be written ({first_line(error)}); make room or set SSD_CACHE") from None
     config.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
-    GenerationConfig(**{**special, "eos_token_id": ends or None}).save_pretrained(folder)
+    chosen = {"eos_token_id": ends or None, "suppress_tokens": Metadata(index, PREFIX).listed(SUPPRESSED) or None}
+    GenerationConfig(**special | chosen).save_pretrained(folder)

@@ -47,6 +47,8 @@ END_KEYS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 """Keys of tokens that end an answer."""
 OTHER_KEYS = ("seperator", "cls", "mask", "fim_pre", "fim_suf", "fim_mid", "prefix", "suffix", "middle")
 HARMLESS = ("huggingface.json", "rwkv.world", "chat_templates", "ggml.token_type_count", "ggml.add_sep_token")
+SUPPRESSED = "ggml.suppress_tokens"
+"""Key of tokens that are never chosen, such as those of images in files of Gemma-4."""
 SENTENCEPIECE = {"bos": 1, "eos": 2, "unknown": 0}
 """Ids of SentencePiece's tokens if the file does not say."""
 SPECIAL = (TokenType.CONTROL, TokenType.UNKNOWN)
@@ -176,7 +178,7 @@ def _tokenizer(index: GgufIndex, metadata: Metadata, vocabulary: Vocabulary) -> 
     _add_ends_of_text(tokenizer, metadata, vocabulary, add_bos)
     metadata.ignore(HARMLESS)
     metadata.ignore(key for key in metadata.left if key.startswith("chat_template."))
-    metadata.expect("ggml.suppress_tokens", [])
+    metadata.listed(SUPPRESSED)  # the conversion has it
     metadata.require_all_taken()
     roles = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     return PreTrainedTokenizerFast(

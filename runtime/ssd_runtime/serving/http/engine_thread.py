@@ -209,7 +209,7 @@ class EngineThread:
                 request = self.engine.add_request(
                     pending.request.ids,
                     pending.request.settings,
-                    pending.write if pending.request.streams else None,
+                    pending.write if pending.request.in_blocks else None,
                     stream=pending.request.stream,
                     on_tokens=partial(self._on_tokens, pending),
                     on_cycle=partial(self._on_cycle, pending),

@@ -23,7 +23,7 @@ class GenerationRequest:
     settings: RunSettings
     stream: str = ""
     """Name of the stream whose statistics and prefixes it shares."""
-    streams: bool = True
+    in_blocks: bool = True
     """Whether blocks tell its text as it comes: delivering them takes time from every step."""
     answered: tuple[int, ...] = ()
     """The first tokens of its answer, which another server has chosen and sent."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import replace
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -120,6 +121,7 @@ def _requests(
     )
     biases = _biases(request, settings)
     most = _new_tokens(request, settings, usual)
+    wanted = partial(GenerationRequest, stream=stream, in_blocks=bool(request.stream))
     found = list[GenerationRequest]()
     for ids in prompts:
         for choice in range(choices):
@@ -132,8 +134,7 @@ def _requests(
                 sampling = replace(sampling, processors=RowProcessors(processors, before))
             room = settings.max_context - len(ids)
             one = replace(common, sampling=sampling, max_new_tokens=min(most, room))
-            streams = bool(request.stream)
-            found.append(GenerationRequest(ids=ids, settings=one, stream=stream, streams=streams, logprobs=recorder))
+            found.append(wanted(ids=ids, settings=one, logprobs=recorder))
     return found
 
 
