@@ -94,7 +94,12 @@ class Turn:
         penalty = own.repetition_penalty if asked.repetition_penalty is None else asked.repetition_penalty
         structure = self.settings.structure
         grammar = asked.grammar if structure is None else self.loaded.grammars.compiled(structure)
-        return replace(asked, repetition_penalty=penalty, suppressed=asked.suppressed + own.suppressed, grammar=grammar)
+        return replace(
+            asked,
+            repetition_penalty=penalty,
+            suppress_tokens=asked.suppress_tokens + own.suppress_tokens,
+            grammar=grammar,
+        )
 
     @property
     def limits(self) -> Limits:

@@ -129,7 +129,7 @@ class LoadedModel:
                 raise UserError(f"{spec}: repetition_penalty is {self.repetition_penalty}, expected above 0; {ADVICE}")
             if any(type(token) is not int for token in self._suppressed):
                 raise UserError(f"{spec}: suppress_tokens is no list of tokens; {ADVICE}")
-            if len(self.greedy.suppressed) == self.model.config.vocab_size:
+            if len(self.greedy.suppress_tokens) == self.model.config.vocab_size:
                 raise UserError(f"{spec}: suppress_tokens leaves no token; {ADVICE}")
 
     @property
@@ -139,7 +139,7 @@ class LoadedModel:
         Ids beyond the vocabulary are left out of these.
         """
         known = {token for token in self._suppressed if 0 <= token < self.model.config.vocab_size}
-        return SamplingParams(repetition_penalty=self.repetition_penalty, suppressed=tuple(sorted(known)))
+        return SamplingParams(repetition_penalty=self.repetition_penalty, suppress_tokens=tuple(sorted(known)))
 
     @property
     def _suppressed(self) -> Sequence[int]:

@@ -32,8 +32,6 @@ class SamplingParams:
     """Penalty on seen tokens, in greedy decoding too; None for that of the model's generation config."""
     seed: int = 0
     """Seed of 64 bits; every bit of it counts."""
-    suppressed: tuple[int, ...] = ()
-    """Tokens of the vocabulary that are never chosen, beside those of the model's generation config."""
     rejection: bool = False
     """Draw drafts independently and test them by rejection, instead of drawing them with the target's random
     numbers."""
@@ -42,6 +40,8 @@ class SamplingParams:
     themselves, if it is not 0."""
     grammar: Grammar | None = None
     """The grammar that the answer is held to; it comes before all of the above."""
+    suppress_tokens: tuple[int, ...] = ()
+    """Tokens of the vocabulary that are never chosen, beside those of the model's generation config."""
 
     def __post_init__(self) -> None:
         penalty = 1.0 if self.repetition_penalty is None else self.repetition_penalty

@@ -55,7 +55,7 @@ class Sampler:
         self._tests = sampling.tests_drafts
         penalty = sampling.repetition_penalty
         self._seen = None if penalty in (None, 1.0) else SeenTokens(float(penalty), device)
-        self._suppressed = to_device(list(sampling.suppressed), device) if sampling.suppressed else None
+        self._suppressed = to_device(list(sampling.suppress_tokens), device) if sampling.suppress_tokens else None
         self._filters = filters_of(sampling)
         self._processors = sampling.processors
         self.matcher = sampling.grammar.matcher() if sampling.grammar is not None else None

@@ -264,7 +264,7 @@ def test_tokens_that_a_file_suppresses_are_known(weights: str, tmp_path: Path) -
     for number, (listed, known) in enumerate({(): (), (7, 5, 10**6): (5, 7)}.items()):
         path = tmp_path / f"{number}.gguf"
         save_gguf(path, model, Type.Q8_0, {key: [*listed]})
-        assert load_model(str(path), "cpu", weights=weights).greedy.suppressed == known
+        assert load_model(str(path), "cpu", weights=weights).greedy.suppress_tokens == known
     save_gguf(path, model, Type.Q8_0, {key: ["a"]})
     with pytest.raises(UserError, match="suppress_tokens is no list of tokens"):
         load_model(str(path), "cpu", weights=weights)

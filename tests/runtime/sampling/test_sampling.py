@@ -231,7 +231,7 @@ def test_what_is_suppressed_is_neither_chosen_nor_drafted(sampling: SamplingPara
     found = {True: set[int](), False: set[int]()}
     for seed in range(60):
         for suppresses, tokens in found.items():
-            sampler = Sampler(replace(sampling, seed=seed, suppressed=banned if suppresses else ()))
+            sampler = Sampler(replace(sampling, seed=seed, suppress_tokens=banned if suppresses else ()))
             tokens |= {sampler.propose(logits, [2, 3], list, 0.5).token}
             tokens |= {sampler.choose(logits[None], [2, 3], lambda: [[]])(0)}
     assert not found[True] & {*banned}
