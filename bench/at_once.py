@@ -24,7 +24,7 @@ from bench.fixtures.prompts.prompt_files import SPEC_BENCH, read_pool, stratifie
 from bench.harness.contenders import PLAIN, Decode, about, difference, digest
 from bench.harness.ledger import NAME, NOT_COMPARED, Ledger, Row
 from bench.harness.provenance import Watch
-from bench.llama_cpp import SETTLE, STRATEGIES, llama, options, peers, serving, tell, version
+from bench.llama_cpp import SETTLE, STRATEGIES, llama, peers, serving, tell, version
 from ssd_profiles.errors import UserError
 from ssd_profiles.prompts import Prompt
 from ssd_runtime import Engine, RunSettings
@@ -97,7 +97,7 @@ def main() -> None:
     with ExitStack() as stack:
         ways: dict[str, Serve] = {}
         for name, setting in settings.items():
-            command = [*llama(arguments.server, arguments.model, arguments.threads), *options(setting)]
+            command = llama(arguments.server, arguments.model, arguments.threads, setting)
             server = serving(command, arguments.out / f"{setting}.log", slots=max(loads))
             ways[name] = theirs(stack.enter_context(server))
         ways |= {name: ours(engine, name) for name in STRATEGIES}

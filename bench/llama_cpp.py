@@ -89,7 +89,7 @@ def main() -> None:
         with ExitStack() as stack:
             contenders: dict[str, Make] = {}
             for name, setting in settings.items():
-                command = [*llama(arguments.server, arguments.model, arguments.threads), *options(setting)]
+                command = llama(arguments.server, arguments.model, arguments.threads, setting)
                 server = stack.enter_context(serving(command, arguments.out / f"{setting}.log"))
                 contenders[name] = partial(_any_stream, server)
             contenders |= {name: partial(ours, engine, name) for name in STRATEGIES}
@@ -121,18 +121,17 @@ def peers(speculations: str) -> dict[str, str]:
     return {LLAMA: "none"} | {f"{LLAMA} {kind}": kind for kind in kinds}
 
 
-def llama(server: Path, model: str, threads: int) -> list[str]:
-    """The command of a server that decodes the file of `model`."""
+def llama(server: Path, model: str, threads: int, setting: str) -> list[str]:
+    """The command of a server that decodes the file of `model`; `setting` is such as `none` or `ngram-simple+size-n=4`.
+
+    Raises UserError for a model without such a file.
+    """
     index = find_packed(model).gguf
     assert index is not None
-    return [str(server), "-m", str(index.path), "-t", str(threads)]
-
-
-def options(setting: str) -> list[str]:
-    """The server's options for a type of speculation and settings of it, such as `ngram-simple+size-n=4`."""
     kind, *assignments = setting.split("+")
     pairs = [assignment.partition("=") for assignment in assignments]
-    return ["--spec-type", kind, *(word for name, _, value in pairs for word in (f"--spec-{kind}-{name}", value))]
+    options = (word for name, _, value in pairs for word in (f"--spec-{kind}-{name}", value))
+    return [str(server), "-m", str(index.path), "-t", str(threads), "--spec-type", kind, *options]
 
 
 @contextmanager

@@ -106,7 +106,7 @@ class Engine:
         self._planners = StreamPlanners(self.decoder, bundle, self._tables)
         self._max_sequences = 1 if bitwise else 8
         self._cache_bytes: int | None = None
-        self._requests: dict[Job[Generation], tuple[Request, TextStream | None]] = {}
+        self._requests: dict[Job[Generation], tuple[Request, TextStream]] = {}
         self._ended: list[Request] = []
         """Requests that have ended and that no step has returned: Ctrl-C is raised before its own step returns."""
         self._numbers = count(1)
@@ -234,7 +234,7 @@ class Engine:
             decoder=self.decoder,
             make_planner=self.planners(settings.strategy, settings.parameters),
             settings=settings,
-            write=write or _discard,
+            write=write,
         )
 
     def add_request(
@@ -264,16 +264,13 @@ class Engine:
         with self._lock:
             make = self._planners.of_stream(stream, settings.strategy, settings.parameters)
             turn = self._turn(prompt, settings)
-        # Who wants the whole answer only need not have every token decoded on its way.
-        text = None if write is None else TextStream(self.loaded.decode, settings.stops, write)
-        if text is not None:
-            text.skip(answered)
+        text = TextStream(self.loaded.decode, settings.stops, write)
+        text.skip(answered)
 
         def receive(tokens: list[int]) -> None:
             if on_tokens is not None:
                 on_tokens(tokens)
-            if text is not None:
-                text.feed(tokens)
+            text.feed(tokens)
 
         request: Request | None = None
         try:
@@ -307,7 +304,7 @@ class Engine:
                 if (known := self._requests.pop(job, None)) is None:
                     continue  # cancelled in this step, by the callback of another request
                 request, text = known
-                if text is not None and job.error is None:
+                if job.error is None:
                     try:
                         text.close()
                     except Exception as error:  # of the request's own `write`: other requests have ended, too
@@ -347,7 +344,3 @@ class Engine:
                 return False
             self.step()
             return True
-
-
-def _discard(text: str) -> None:
-    """Ignore text: the `write` of a caller that wants the whole answer only."""

@@ -31,7 +31,7 @@ class Runner:
     decoder: Decoder
     make_planner: MakePlanner
     settings: RunSettings
-    write: Callable[[str], None]
+    write: Callable[[str], None] | None
     _turns: int = 0
     """Turns of the prompts so far, including those that failed or were skipped."""
 

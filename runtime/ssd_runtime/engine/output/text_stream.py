@@ -14,9 +14,12 @@ TAIL = 8
 
 
 class TextStream:
-    """Writes text as tokens arrive, but holds back incomplete characters and possible beginnings of a stop string."""
+    """Writes text as tokens arrive, but holds back incomplete characters and possible beginnings of a stop string.
 
-    def __init__(self, decode: Decode, stops: Sequence[str], write: Callable[[str], None]) -> None:
+    Without `write`, for whoever wants the whole answer only, no token is decoded on its way.
+    """
+
+    def __init__(self, decode: Decode, stops: Sequence[str], write: Callable[[str], None] | None) -> None:
         self._decode = decode
         self._stops = stops
         self._write = write
@@ -27,7 +30,8 @@ class TextStream:
 
     def feed(self, ids: list[int]) -> None:
         """Add new tokens and write the part of their text that is certain."""
-        self._write(self.skip(ids))
+        if self._write is not None:
+            self._write(self.skip(ids))
 
     def skip(self, ids: Sequence[int]) -> str:
         """Add tokens whose text is not written; returns the part of it that is certain."""
@@ -42,7 +46,8 @@ class TextStream:
 
     def close(self) -> None:
         """Write the text that was held back, up to a stop string, incomplete characters included."""
-        self._write(cut_at_stop(self._held + self._new_text(0), self._stops))
+        if self._write is not None:
+            self._write(cut_at_stop(self._held + self._new_text(0), self._stops))
         self._held = ""
 
     def _new_text(self, most_open: int) -> str:
