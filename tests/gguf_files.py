@@ -64,6 +64,8 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
     "granite-hybrid-experts": {"shared_intermediate_size": 64, **MAMBA},
 }
 """Sizes of hybrids and of Gemma-4 for that."""
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+"""The numbers of Apertus's activation."""
 RENAMED = {
     "block_sparse_moe.router": "mlp.gate",
     ".router.scale": ".router.proj.scale",
@@ -151,20 +153,25 @@ def save_gguf(
     extra: Mapping[str, NDArray[Any]] | None = None,
     tensors_per_part: int = 0,
     kinds: Mapping[str, Type] | None = None,
+    architecture: str = "",
+    fuse_qkv: bool = False,
 ) -> None:
     """Write a model as llama.cpp's converter would, and give the model the values that are written.
 
     `kinds` gives types of their own to some projections, by the last part of their names. Weights of types that `gguf`
     cannot quantise are random blocks. Entries of `metadata` replace the model's own; None
-    leaves one out. With `tensors_per_part`, the file is split.
+    leaves one out. With `tensors_per_part`, the file is split. `architecture` is the model type's unless it is given.
     """
-    architecture = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
+    architecture = architecture or ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_per_part)
     for key, value in {**_metadata(model, architecture), **(metadata or {})}.items():
         add_metadata(writer, key, value)
     tensors = {
         name: tensor for name, tensor in _tensors(model, architecture, kind, kinds or {}).items() if name not in omit
     }
+    for name in [name for name in tensors if fuse_qkv and ".attn_q." in name]:
+        thirds = [tensors.pop(name.replace("_q.", f"_{third}.")) for third in "qkv"]
+        tensors[name.replace("_q.", "_qkv.")] = np.concatenate([blocks for blocks, _ in thirds]), thirds[0][1]
     for name, (blocks, of) in tensors.items():
         writer.add_tensor(name, blocks, raw_dtype=of)
     for name, numbers in {**rope_factors(model), **(extra or {})}.items():
@@ -215,6 +222,8 @@ def _tensors(
         for own, usual in RENAMED.items():
             name = name.replace(own, usual)
         module, _, part = name.rpartition(".")
+        if module.endswith(".act_fn"):  # in the metadata
+            continue
         values = parameter.detach()
         if part in ("gate_up_proj_bias", "down_proj_bias"):
             block = f"blk.{name.split('.')[2]}.ffn"
@@ -314,13 +323,15 @@ def _metadata(model: PreTrainedModel, architecture: str) -> dict[str, Any]:
     if architecture == "gemma2":  # 0 says that there is no cap; without the keys there are Gemma-2's own
         caps = ("attn_logit_softcapping", "final_logit_softcapping")
         keys |= {name: getattr(config, name) or 0.0 for name in caps}
-    if config.model_type in ("gemma3_text", "olmo3"):
+    if config.model_type in ("gemma3_text", "olmo3", "exaone4"):
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in config.layer_types]
     if architecture == "gemma4":
         keys |= gemma4(config)
+    activations = [layer.mlp.act_fn for layer in model.model.layers] if architecture == "apertus" else []
     tokens = [*(f"<{number}>" for number in range(config.vocab_size - 1)), MERGED]
     return {
         **{f"{architecture}.{key}": value for key, value in keys.items()},
+        **{f"xielu.{key}": [getattr(each, key).item() for each in activations] or None for key in XIELU},
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": tokens,

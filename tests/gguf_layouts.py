@@ -17,6 +17,8 @@ ARCHITECTURES = {
     "gemma4_text": "gemma4",
     "ministral3": "mistral3",
     "mixtral": "llama",
+    "glm": "chatglm",
+    "hunyuan_v1_dense": "hunyuan-dense",
     "olmo3": "olmo2",
     "lfm2_moe": "lfm2moe",
     "qwen3_moe": "qwen3moe",
@@ -37,7 +39,9 @@ PREDICTING = {
 """Modules of an MTP layer beside its decoder layer, which is one more layer of the model in files."""
 MAMBA = ("granitehybrid", "falcon-h1")
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-ALTERNATING = ("llama", "mistral3", "arcee", "granite", "granitemoe", "granitehybrid", "smollm3")
+ALTERNATING = (
+    *("llama", "mistral3", "internlm2", "arcee", "granite", "minicpm", "granitemoe", "granitehybrid", "smollm3"),
+)
 """Architectures whose rotations pair neighbouring columns."""
 
 
@@ -155,6 +159,8 @@ def rope(config: Any, width: int) -> dict[str, Any]:
         "rope.freq_base": whole["rope_theta"],
         "rope.freq_base_swa": parameters["sliding_attention"]["rope_theta"] if whole is not parameters else None,
     }
+    if kind == "dynamic":  # HunYuan's
+        keys["rope.freq_base"] *= whole["alpha"] ** (width / (width - 2))
     if kind in ("linear", "yarn"):
         keys |= {"rope.scaling.type": kind, "rope.scaling.factor": whole["factor"]}
     if kind in ("yarn", "longrope"):

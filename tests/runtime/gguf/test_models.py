@@ -82,6 +82,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4 values are keys": ("gemma4-values-are-keys", {"global_head_dim": 32}),
     "gemma4 experts": ("gemma4-experts", HYBRID_SIZES["gemma4-experts"]),
     "olmo2": ("olmo2", {}),
+    "exaone4": ("exaone4", {}),
+    "exaone4 windows": ("exaone4-sliding", {}),
+    "glm": ("glm", {}),
+    "glm4": ("glm4", {}),
+    "glm4 without biases": ("glm4", {"attention_bias": False}),
+    "hunyuan": ("hunyuan", {}),
+    "hunyuan plain": ("hunyuan", {"rope_parameters": PLAIN}),
+    "apertus": ("apertus", {}),
     "granite": ("granite", {}),
     "granite biases": ("granite", {"attention_bias": True, "mlp_bias": True}),
     "qwen3-moe": ("qwen3-moe", {"moe_intermediate_size": 32}),
@@ -112,6 +120,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 if "full_attention" in AutoConfig.for_model("olmo3").rope_parameters:  # the first 5.x have one rotation for all layers
     MODELS["olmo3"] = ("olmo3-sliding", {})
     MODELS["olmo3 yarn"] = ("olmo3-sliding", {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}})
+NAMES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "internlm2": ("llama-no-groups", {}, {}),
+    "exaone": ("llama-llama3-rope", {}, {}),
+    "qwen2vl": ("qwen2", {}, {"rope.dimension_sections": [4, 2, 2, 0]}),
+    "qwen3vl": ("qwen3", {}, {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3}),
+    "qwen3vlmoe": ("qwen3-moe", {"moe_intermediate_size": 32}, {"rope.dimension_sections": [4, 2, 2, 0]}),
+    "minicpm": ("granite", {"attention_multiplier": 0.25}, {"attention.scale": None}),
+}
+"""Architectures whose models are another family's, a variant of it, and what their metadata have of their own."""
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 
 
@@ -139,6 +156,25 @@ def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     variant, changes = MODELS[name]
     truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
     assert_is(written(tmp_path, truth, Type.Q8_0), truth, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_a_file_is_the_model_of_another_family(name: str, tmp_path: Path) -> None:
+    variant, changes, own = NAMES[name]
+    truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
+    metadata = {f"{name}.{key}": value for key, value in own.items()}
+    assert_is(written(tmp_path, truth, Type.Q8_0, metadata, architecture=name), truth)
+
+
+@pytest.mark.parametrize("name", ["llama biases", "qwen2", "gemma3", "glm", "granite"])
+@torch.inference_mode()
+def test_queries_keys_and_values_may_be_one_tensor(name: str, tmp_path: Path) -> None:
+    variant, changes = MODELS[name]
+    truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
+    index = written(tmp_path, truth, Type.Q8_0, fuse_qkv=True)
+    assert "blk.0.attn_qkv.weight" in index.tensors
+    assert_is(index, truth)
 
 
 @pytest.mark.skipif("olmo3" not in MODELS, reason="this transformers has one rotation for all layers")

@@ -15,7 +15,8 @@ from ssd_runtime.weights.gguf.layout import TRANSFORMERS, Layout
 
 BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 """The beginning of the names of a block's tensors."""
-BLOCK_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_output")}
+BLOCK_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_qkv", "attn_output")}
+QKV_BIASES = {"attention_bias": ("attn_q", "attn_k", "attn_v", "attn_qkv")}
 MLP_BIASES = {"mlp_bias": ("ffn_gate", "ffn_up", "ffn_down")}
 
 
@@ -38,17 +39,27 @@ QWEN35 = Layout(norm_offset=1.0, values_alternate=True)
 ARCHITECTURES = {
     "llama": Architecture("llama", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, own.llama),
     "mistral3": Architecture("ministral3", Layout(pairs_alternate=True), entries=own.mistral3),
+    "internlm2": Architecture("llama", Layout(pairs_alternate=True)),
+    "exaone": Architecture("llama"),
     "qwen2": Architecture("qwen2"),
+    "qwen2vl": Architecture("qwen2", entries=own.pictured),
     "qwen3": Architecture("qwen3", biases=BLOCK_BIASES),
+    "qwen3vl": Architecture("qwen3", biases=BLOCK_BIASES, entries=own.pictured),
     "phi3": Architecture("phi3", entries=own.phi3),
     "gemma2": Architecture("gemma2", Layout(norm_offset=1.0), BLOCK_BIASES, own.gemma2),
     "gemma3": Architecture("gemma3_text", Layout(norm_offset=1.0), BLOCK_BIASES, own.gemma3),
     "gemma4": Architecture("gemma4_text", entries=own.gemma4, by_layer=tuple(GEMMA4_LISTS)),
     "olmo2": Architecture("olmo2", biases=BLOCK_BIASES, entries=own.olmo2),
+    "exaone4": Architecture("exaone4", entries=own.exaone4),
+    "chatglm": Architecture("glm", biases=QKV_BIASES),
+    "glm4": Architecture("glm4", biases=QKV_BIASES),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", biases=BLOCK_BIASES),
+    "minicpm": Architecture("granite", Layout(pairs_alternate=True), entries=own.minicpm),
     "granite": Architecture("granite", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}, own.granite),
     "granitemoe": Architecture("granitemoe", Layout(pairs_alternate=True), BLOCK_BIASES, own.granitemoe),
     "olmoe": Architecture("olmoe", biases=BLOCK_BIASES, entries=own.olmoe),
     "qwen3moe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=own.qwen3moe),
+    "qwen3vlmoe": Architecture("qwen3_moe", biases=BLOCK_BIASES, entries=own.qwen3vlmoe),
     "gpt-oss": Architecture("gpt_oss", Layout(experts_alternate=True), BLOCK_BIASES, own.gpt_oss),
     "lfm2": Architecture("lfm2", entries=own.lfm2),
     "lfm2moe": Architecture("lfm2_moe", entries=own.lfm2moe),
@@ -65,9 +76,10 @@ ARCHITECTURES = {
     "ernie4_5": Architecture("ernie4_5"),
     "seed_oss": Architecture(
         "seed_oss",
-        biases={"attention_bias": ("attn_q", "attn_k", "attn_v"), "attention_out_bias": ("attn_output",), **MLP_BIASES},
+        biases={**QKV_BIASES, "attention_out_bias": ("attn_output",), **MLP_BIASES},
     ),
     "arcee": Architecture("arcee", Layout(pairs_alternate=True), {**BLOCK_BIASES, "mlp_bias": ("ffn_up", "ffn_down")}),
+    "apertus": Architecture("apertus", biases=BLOCK_BIASES),
     "smollm3": Architecture("smollm3", Layout(pairs_alternate=True), {**BLOCK_BIASES, **MLP_BIASES}),
 }
 """Architectures by the name that llama.cpp gives them."""

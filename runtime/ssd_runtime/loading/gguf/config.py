@@ -21,9 +21,9 @@ from ssd_runtime.weights.gguf.index import GgufIndex
 HARMLESS = ("vocab_size", "pooling_type", "attention.layer_norm_epsilon")
 """Keys that say again what tensors say, or that matter to embedding models or other norms alone."""
 NO_EXPERTS = ("expert_count", "expert_used_count")
-QUARTERED = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
-"""Types of configurations that rotate a quarter of each head unless they say otherwise."""
-PARTLY_ROTATED = ("phi3", *QUARTERED)
+ROTATED_IN_PART = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "glm", "glm4")
+"""Types of configurations that rotate a part of each head unless they say otherwise."""
+PARTLY_ROTATED = ("phi3", *ROTATED_IN_PART)
 """Types of configurations that can rotate a part of each head."""
 SCALED_IN_PART = ("gemma3_text", "olmo3")
 """Types of configurations that scale the angles of layers without a window alone."""
@@ -135,7 +135,7 @@ def _rope(index: GgufIndex, metadata: Metadata, entries: Entries) -> dict[str, A
         parameters["llama_4_scaling_beta"] = metadata.required(float, QUERY_SCALING)
     if entries["model_type"] == "gpt_oss" and parameters["rope_type"] == "yarn":
         parameters["truncate"] = False  # the model's own; files do not say
-    if rotated != width or entries["model_type"] in QUARTERED:
+    if rotated != width or entries["model_type"] in ROTATED_IN_PART:
         entries["partial_rotary_factor"] = parameters["partial_rotary_factor"] = rotated / width
     if parameters["rope_type"] == "longrope":
         entries["original_max_position_embeddings"] = parameters["original_max_position_embeddings"]

@@ -40,6 +40,12 @@ def mistral3(metadata: Metadata, common: Entries) -> Entries:
     return {} if metadata.optional(float, QUERY_SCALING) else {"model_type": "mistral", "sliding_window": None}
 
 
+def pictured(metadata: Metadata, common: Entries) -> Entries:
+    """No entries: rotations by place in a picture, and features of pictures for the first layers, touch no text."""
+    metadata.ignore(("rope.dimension_sections", "n_deepstack_layers"))
+    return {}
+
+
 def phi3(metadata: Metadata, common: Entries) -> Entries:
     """Phi-3's own entries."""
     window = metadata.optional(int, "attention.sliding_window")
@@ -141,6 +147,18 @@ def olmo2(metadata: Metadata, common: Entries) -> Entries:
     return {"model_type": "olmo3", **entries} if entries["sliding_window"] else {}
 
 
+def exaone4(metadata: Metadata, common: Entries) -> Entries:
+    """EXAONE-4's own entries; only its largest model, of 64 layers, has windows."""
+    return _windows(metadata, common, period=4, default=4096 if common["num_hidden_layers"] == 64 else 0)
+
+
+def minicpm(metadata: Metadata, common: Entries) -> Entries:
+    """Entries of MiniCPM, whose models are Granite's."""
+    for key in ("embedding_scale", "residual_scale", "logit_scale"):
+        metadata.required(float, key)
+    return {"attention_multiplier": common["head_dim"] ** -0.5, **_granite_factors(metadata)}
+
+
 def granite(metadata: Metadata, common: Entries) -> Entries:
     """Granite's own entries."""
     # Files of Granite-4's dense models without recurrences have these sizes too, and their MLP's under another name.
@@ -189,6 +207,11 @@ def qwen3moe(metadata: Metadata, common: Entries) -> Entries:
     metadata.expect("expert_weights_norm", True)
     own = {"norm_topk_prob": True, "moe_intermediate_size": metadata.count("expert_feed_forward_length")}
     return {**_experts(metadata, common, "num_experts"), **own}
+
+
+def qwen3vlmoe(metadata: Metadata, common: Entries) -> Entries:
+    """Entries of Qwen3-VL's mixtures, whose texts are Qwen3-MoE's."""
+    return {**pictured(metadata, common), **qwen3moe(metadata, common)}
 
 
 def gpt_oss(metadata: Metadata, common: Entries) -> Entries:

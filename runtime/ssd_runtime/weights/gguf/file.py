@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -29,8 +30,12 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 """The part of a parameter's name that says the expert; files hold all experts in one tensor."""
 GATE, QKV, BOTH = ".attn_gate.", ".attn_qkv.", ".ssm_in."
 """Parts of the names of two tensors of a gated delta net that transformers may join, and of both as one."""
+THIRDS = (".attn_q.", ".attn_k.", ".attn_v.")
+"""Parts of the names of queries, keys and values, which may be one tensor of the name `QKV` in an attention block."""
 GATE_UP, HALVES = "_gate_up_exps.", ("_gate_exps.", "_up_exps.")
 """Parts of the names of a tensor of all experts' gate and up, and of its two halves as tensors of their own."""
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+"""The numbers of Apertus's activation, which files have by layer in their metadata."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
 PREDICTING = {
@@ -61,11 +66,13 @@ class GgufFile:
         self._mapped = MappedTensors(index)
         self._memory = HugePages()
         self._places = dict(index.tensors)
-        self._halves = dict[str, tuple[str, int]]()
+        self._parts = dict[str, tuple[str, slice]]()
         self._joined = dict[str, tuple[str, str]]()
         for name, place in index.tensors.items():
             if GATE_UP in name and len(place.shape) == 3 and place.shape[1] % 2 == 0:
-                self._split(name)
+                halves = [name.replace(GATE_UP, half) for half in HALVES]
+                if self._places.keys().isdisjoint(halves):
+                    self._split(name, dict.fromkeys(halves, place.shape[1] // 2))
             elif layout.gates_joined and GATE in name:
                 self._join(name.replace(GATE, QKV), name)
         kind = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture), None)
@@ -75,6 +82,9 @@ class GgufFile:
                 "(pip install -U gguf)"
             )
         self._layers = config.num_hidden_layers
+        self._numbers = dict[str, float]()
+        for key in XIELU:
+            self._take_numbers(key, index.metadata.get(f"xielu.{key}"))
         self._names = gguf.get_tensor_name_map(kind, self._layers + 1)  # that of an MTP layer, too
 
     @property
@@ -93,8 +103,14 @@ class GgufFile:
         expected = {
             self._name_of(part): shape_of_parts(name, shape, self._alternate)
             for name, shape in shapes.items()
+            if name not in self._numbers
             for part in parts_of(name)
         }
+        for name in expected:
+            joined = name.replace(THIRDS[0], QKV)
+            if name not in places and joined in places:
+                thirds = [name.replace(THIRDS[0], third) for third in THIRDS]
+                self._split(joined, {third: expected[third][0] for third in thirds if third in expected})
         kinds = {_of_all_layers(name) for name in places}
         missing = [
             name
@@ -102,8 +118,6 @@ class GgufFile:
             if name not in places and not (name.endswith(".bias") and _of_all_layers(name) not in kinds)
         ]
         if missing:
-            if missing[0].replace(".attn_q.", QKV) in places:
-                raise UserError(f"{self.path}: its q, k and v are one tensor; convert it without --fuse-qkv")
             raise UserError(f"{self.path}: lacks the tensor {missing[0]} ({len(missing)} in all); {ADVICE}")
         extra = [name for name in places if name not in expected and name not in used]
         if extra:
@@ -138,10 +152,11 @@ class GgufFile:
         return self._order.rows(name, data), self._places[found].type
 
     def _array(self, name: str) -> Any:
-        """A tensor as it is stored, or half of one, or two as one."""
-        if name in self._halves:
-            whole, half = self._halves[name]
-            return np.split(self._mapped.array(whole), 2, axis=1)[half]
+        """A tensor as it is stored, or a part of one, or two as one."""
+        if name in self._parts:
+            whole, rows = self._parts[name]
+            data = self._mapped.array(whole)
+            return data[:, rows] if data.ndim == 3 else data[rows]
         if name not in self._joined:
             return self._mapped.array(name)
         parts = {each: self._mapped.array(each) for each in self._joined[name]}
@@ -150,15 +165,31 @@ class GgufFile:
             parts = {each: dense(data, kinds[each]).numpy() for each, data in parts.items()}
         return self._order.grouped(np.concatenate([*parts.values()]))
 
-    def _split(self, name: str) -> None:
-        """Let a tensor [experts, out, in] be its two halves, unless these are there, too."""
-        names = [name.replace(GATE_UP, part) for part in HALVES]
-        if not self._places.keys().isdisjoint(names):
+    def _take_numbers(self, key: str, numbers: object) -> None:
+        """Let numbers of the metadata be those of all layers' activations."""
+        if numbers is None:
             return
-        place = self._places.pop(name)
-        for half, own in enumerate(names):
-            self._places[own] = replace(place, shape=(place.shape[0], place.shape[1] // 2, place.shape[2]))
-            self._halves[own] = (name, half)
+        listed = numbers if isinstance(numbers, list) else []
+        if len(listed) != self._layers or not all(type(each) is float and math.isfinite(each) for each in listed):
+            raise UserError(f"{self.path}: xielu.{key} is not a number for each of {self._layers} layers; {ADVICE}")
+        self._numbers |= {f"model.layers.{layer}.mlp.act_fn.{key}": each for layer, each in enumerate(listed)}
+
+    def _split(self, name: str, parts: Mapping[str, int]) -> None:
+        """Let a tensor [out] or [out, in], or one of experts [experts, out, in], be parts of some of its outputs.
+
+        `parts` gives their numbers of outputs by their names. It stays whole if these are not all of its own.
+        """
+        place = self._places[name]
+        axis = 1 if len(place.shape) == 3 else 0
+        if sum(parts.values()) != place.shape[axis]:
+            return
+        begin = 0
+        for part, count in parts.items():
+            shape = (*place.shape[:axis], count, *place.shape[axis + 1 :])
+            self._places[part] = replace(place, shape=shape)
+            self._parts[part] = (name, slice(begin, begin + count))
+            begin += count
+        del self._places[name]
 
     def _join(self, first: str, second: str) -> None:
         """Let two tensors be one, of numbers if their types differ; not if they do not fit or cannot be read."""
@@ -176,6 +207,8 @@ class GgufFile:
         if parts_of(name) != [name]:
             of = shape_of_parts(name, shape, self._alternate)
             return joined_parts(name, [self.dense(part, of) for part in parts_of(name)], self._alternate)
+        if name in self._numbers:
+            return torch.full(tuple(shape), self._numbers[name])
         if not self.has(name):
             return torch.zeros(*shape)
         return self._order.values(name, dense(*self.stored(name)).view(*shape))
