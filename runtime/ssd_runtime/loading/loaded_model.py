@@ -134,12 +134,14 @@ class LoadedModel:
 
     @property
     def greedy(self) -> SamplingParams:
-        """Greedy decoding by the model's generation config: its repetition penalty, and tokens it never chooses.
+        """Greedy decoding by the model's generation config: its repetition penalty, and tokens it never chooses."""
+        return SamplingParams(
+            repetition_penalty=self.repetition_penalty, suppress_tokens=self.in_vocabulary(self._suppressed)
+        )
 
-        Ids beyond the vocabulary are left out of these.
-        """
-        known = {token for token in self._suppressed if 0 <= token < self.model.config.vocab_size}
-        return SamplingParams(repetition_penalty=self.repetition_penalty, suppress_tokens=tuple(sorted(known)))
+    def in_vocabulary(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """Those of some ids that are tokens of the model, each once."""
+        return tuple(sorted({token for token in tokens if 0 <= token < self.model.config.vocab_size}))
 
     @property
     def _suppressed(self) -> Sequence[int]:

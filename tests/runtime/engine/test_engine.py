@@ -57,6 +57,8 @@ def test_tokens_that_the_model_suppresses_are_never_chosen(
     settings = RunSettings("plain", max_new_tokens=24, sampling=sampling)
     usual = Engine(loaded).runner(settings).answer(QUESTION).generation.token_ids
     model.generation_config.suppress_tokens = [usual[0], usual[5], -1, 10**6]
+    asked = dataclasses.replace(sampling, suppress_tokens=(usual[0], -1, 10**6))
+    settings = dataclasses.replace(settings, sampling=asked)
     answers = [
         Engine(loaded).runner(dataclasses.replace(settings, strategy=name)).answer(QUESTION).generation.token_ids
         for name in ("plain", "auto", "clasp")

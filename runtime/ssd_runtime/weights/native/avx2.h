@@ -126,12 +126,27 @@ INLINE int pairs_at_once(const Format format) {
     return 32767 / (2 * 127 * (fills_bytes(format) ? 128 : largest_level(format)));
 }
 
-/* Rows whose products are computed side by side. Each addition to a row's sum waits for the one before, but sums of several
- * rows must fit into registers beside the levels, which they do where one sum of 16 bits is enough for a row. With 4 to
- * 16 rows Q4_K takes 0.9 of the time so. */
+/* Rows whose products are computed side by side. Each addition to a row's sum waits for the one before. Many rows of formats
+ * with two scales take turns, since their sums would leave too few registers for the levels; with levels that fill their
+ * bytes all rows do. */
 #define ABREAST 4
-INLINE int abreast(const Format format) {
-    return has_halves(format) || pairs_at_once(format) < GROUP / 4 ? 1 : ABREAST;
+INLINE int abreast(const Format format, const int count) {
+    return fills_bytes(format) || (has_halves(format) && count > ABREAST) ? 1 : ABREAST;
+}
+
+/* The products of levels with a row's 4 columns, in pairs of 16 bits; `add_products` adds them to a sum. GCC itself would
+ * multiply for all rows before it adds, which takes more registers than there are. */
+INLINE __m256i first_products(__m256i levels, const int8_t *columns) {
+    __m256i products;
+    __asm__("vpbroadcastd %2, %0\n\tvpmaddubsw %0, %1, %0"
+            : "=&x"(products) : "x"(levels), "m"(*(const int32_t *)columns));
+    return products;
+}
+INLINE __m256i add_products(__m256i sum, __m256i levels, const int8_t *columns) {
+    __m256i products;
+    __asm__("vpbroadcastd %3, %1\n\tvpmaddubsw %1, %2, %1\n\tvpaddw %1, %0, %0"
+            : "+x"(sum), "=&x"(products) : "x"(levels), "m"(*(const int32_t *)columns));
+    return sum;
 }
 
 /* Add to `sums` the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
@@ -146,11 +161,12 @@ INLINE void dots(const Levels *levels, const int8_t *columns, const int count, c
         const __m256i level = levels->of[q];
 #pragma GCC unroll 4
         for (int r = 0; r < count; r++) {
-            const __m256i row = _mm256_set1_epi32(((const int32_t *)(columns + r * GROUP))[q]);
-            const __m256i products = fills_bytes(format)
-                                         ? _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level))
-                                         : _mm256_maddubs_epi16(level, row);
-            pairs[r] = place ? _mm256_add_epi16(pairs[r], products) : products;
+            const int8_t *at = columns + r * GROUP + 4 * q;
+            if (fills_bytes(format)) {
+                const __m256i row = _mm256_set1_epi32(*(const int32_t *)at);
+                pairs[r] = _mm256_maddubs_epi16(_mm256_abs_epi8(level), _mm256_sign_epi8(row, level));
+            } else
+                pairs[r] = place ? add_products(pairs[r], level, at) : first_products(level, at);
             if (last)
                 sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], ones));
         }

@@ -120,8 +120,9 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
 
 /* Rows whose products are computed side by side, which leaves fewer instructions waiting for those before them. */
 #define ABREAST 2
-INLINE int abreast(const Format format) {
+INLINE int abreast(const Format format, const int count) {
     (void)format;
+    (void)count;
     return ABREAST;
 }
 

@@ -147,7 +147,8 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
 
 /* Rows whose products are computed side by side: their sums fit into registers beside the levels. */
 #define ABREAST 4
-INLINE int abreast(const Format format) {
+INLINE int abreast(const Format format, const int count) {
+    (void)count;
     return has_halves(format) ? 1 : ABREAST;
 }
 

@@ -133,8 +133,8 @@ INLINE void products_of(const Weight *weight, int64_t tile, Rows rows, int64_t f
             for (int half = 0; half < halves_of; half++)
                 shift[half] = multiply(scale[half], all(-INTEGER));
 #pragma GCC unroll 16
-            for (int from = 0; from < count; from += abreast(format)) {
-                const int to = from + abreast(format) < count ? from + abreast(format) : count;
+            for (int from = 0; from < count; from += abreast(format, count)) {
+                const int to = from + abreast(format, count) < count ? from + abreast(format, count) : count;
                 Ints dot[2][ABREAST];
 #pragma GCC unroll 2
                 for (int half = 0; half < halves_of; half++) {
