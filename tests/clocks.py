@@ -45,23 +45,6 @@ def let_forwards_take_the_same(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("ssd_runtime.devices.clock.perf_counter", lambda: now[0])
 
 
-class StandInClock:
-    """Stands in for `seconds` of the profiling: any work takes `pace` seconds."""
-
-    def __init__(self, pace: float) -> None:
-        self.pace = pace
-        self.works = 0
-
-    def seconds(self, work: Callable[[], object], device: torch.device) -> float:
-        """The seconds of a work, which is not done."""
-        self.works += 1
-        return self.pace
-
-    def now(self) -> float:
-        """The seconds of all works so far."""
-        return self.works * self.pace
-
-
 class StandInMachine:
     """Stands in for the time that a decoder takes on a machine where others work too: no pass is really made.
 

@@ -14,7 +14,7 @@ from ssd_runtime.model.runner import Head, ModelRunner
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sequence.session import Session
 from tests.tables import latency_table
@@ -51,7 +51,7 @@ def assert_same(decoder: Decoder, ids: list[int], expected: list[int], got: list
 def strategy_of(name: str, decoder: Decoder, *assignments: str) -> MakePlanner:
     """A strategy without a bundle, with made-up latencies."""
     table = latency_table(decoder.shape.num_layers, per_token=1e-6)
-    return make_strategy(name, read_settings(name, list(assignments)), decoder, None, table)
+    return make_strategy(StrategyInputs(name, read_settings(name, list(assignments)), decoder, None, table))
 
 
 def logits_of(decoder: Decoder, ids: list[int], mask: SubLayerPlan | None = None) -> torch.Tensor:

@@ -18,6 +18,7 @@ from ssd_profiles.latency import LatencyTable
 from ssd_runtime.engine.output.output import Limits
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.strategy import StrategyInputs
 
 AUTO = "auto"
 MOST_PROMPTS = 8
@@ -46,7 +47,7 @@ def _added(bundle: Bundle, stages: Stages, prompts: DomainPrompts, latency: Late
     decoder = stages.decoder
     settings = read_settings(AUTO, [])
     makers = {
-        name: make_strategy(AUTO, settings, decoder, used, latency)
+        name: make_strategy(StrategyInputs(AUTO, settings, decoder, used, latency))
         for name, used in {"without": None, "with": bundle}.items()
     }
     chosen = prompts.validation[:MOST_PROMPTS]

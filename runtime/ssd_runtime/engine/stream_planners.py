@@ -13,7 +13,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.registry import check_strategy, find_strategy, read_settings
-from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 
 MAX_STREAMS = 64
 """Number of streams whose statistics are kept; beyond it, the least recently used stream is dropped."""
@@ -79,14 +79,9 @@ class StreamPlanners:
     def _made(
         self, strategy: str, parameters: Any, latency: LatencyTable | None, guesses_alone: bool = False
     ) -> MakePlanner:
+        heads = self._exit_heads
         return make_strategy(
-            name=strategy,
-            settings=parameters,
-            decoder=self._decoder,
-            bundle=self._bundle,
-            latency=latency,
-            heads=self._exit_heads,
-            guesses_alone=guesses_alone,
+            StrategyInputs(strategy, parameters, self._decoder, self._bundle, latency, heads, guesses_alone)
         )
 
     def use_bundle(self, bundle: Bundle) -> None:

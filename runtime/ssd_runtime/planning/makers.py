@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from ssd_artifacts.bundle import Bundle
-from ssd_profiles.latency import LatencyTable
-from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import make_auto
 from ssd_runtime.planning.light import make_light
 from ssd_runtime.planning.lookup import make_lookup
@@ -40,28 +35,9 @@ MAKERS: Mapping[str, Callable[[StrategyInputs], MakePlanner]] = {
 """Makers of planners for one stream, by the name of the registry's strategy."""
 
 
-def make_strategy(
-    name: str,
-    settings: Any,
-    decoder: Decoder,
-    bundle: Bundle | None,
-    latency: LatencyTable | None,
-    heads: ExitHeads | None = None,
-    guesses_alone: bool = False,
-) -> MakePlanner:
-    """Return a maker of planners for the requests of one stream.
+def make_strategy(inputs: StrategyInputs) -> MakePlanner:
+    """A maker of planners for the requests of one stream.
 
-    `heads` are the bundle's on the decoder's device, for several streams to share; they are made here by default.
-    With `guesses_alone`, `auto` drafts by guesses alone. Raises UserError if the bundle lacks a domain or mixture that
-    the strategy needs.
+    Raises UserError if the bundle lacks a domain or mixture that the strategy needs.
     """
-    inputs = StrategyInputs(
-        name=name,
-        settings=settings,
-        decoder=decoder,
-        bundle=bundle,
-        latency=latency,
-        heads=heads,
-        guesses_alone=guesses_alone,
-    )
-    return MAKERS[find_strategy(name).name](inputs)
+    return MAKERS[find_strategy(inputs.name).name](inputs)

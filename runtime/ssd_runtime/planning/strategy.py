@@ -21,7 +21,7 @@ MakePlanner = Callable[[], Planner]
 """Makes the planner of one request. Planners of `auto`, `lookup` and `swift` share the state of their stream."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StrategyInputs:
     """The inputs that a strategy makes the planners of one stream from."""
 
@@ -32,8 +32,8 @@ class StrategyInputs:
     decoder: Decoder
     bundle: Bundle | None
     latency: LatencyTable | None
-    heads: ExitHeads | None
-    """Exit heads that several streams share; None to make them here."""
+    heads: ExitHeads | None = None
+    """The bundle's exit heads on the decoder's device, for several streams to share; None to make them here."""
     guesses_alone: bool = False
     """Whether `latency` prices no drafts by the model, because this device is not measured yet."""
 

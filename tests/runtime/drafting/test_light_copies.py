@@ -14,6 +14,7 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.settings import AutoSettings
+from ssd_runtime.planning.strategy import StrategyInputs
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.kernels.int4 import Int4
 from ssd_runtime.weights.kernels.int8 import Int8
@@ -101,7 +102,7 @@ def test_the_condition_of_copies_that_does_not_hold_is_said() -> None:
     ):
         for name, settings in (("light", []), ("swift", ["light=0.5"])):
             with pytest.raises(UserError, match=f"there is no light copy of this model's weights: {says}"):
-                make_strategy(name, read_settings(name, settings), decoder, None, None)
+                make_strategy(StrategyInputs(name, read_settings(name, settings), decoder, None, None))
 
 
 @pytest.mark.usefixtures("made_up_latencies")

@@ -23,6 +23,7 @@ from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.planning.registry import read_settings
+from ssd_runtime.planning.strategy import StrategyInputs
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.native.library import library
@@ -146,7 +147,7 @@ def test_auto_drafts_whole_steps_where_the_head_takes_much_of_a_step(decoder: De
         (table, ["head=0"], FREQUENT, False),
     ):
         decoder.head.draft_vocabulary = DraftVocabulary(256, size, SEEN)
-        planner = make_strategy("auto", read_settings("auto", assignments), decoder, None, latency)()
+        planner = make_strategy(StrategyInputs("auto", read_settings("auto", assignments), decoder, None, latency))()
         assert isinstance(planner, AutoPlanner)
         sources, _ = planner.draft_sources(None, Lookup(LookupStats()))
         proposals = [source.propose(100, [1.0] * 9, 99.0) for source in sources]

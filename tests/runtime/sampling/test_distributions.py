@@ -24,7 +24,7 @@ from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.makers import make_strategy
 from ssd_runtime.planning.plan import ConstantPlanner, Cycle, Plan, Planner
 from ssd_runtime.planning.registry import read_settings
-from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.sampler import Sampler, rejection_sample
 from ssd_runtime.sequence.session import Session
@@ -186,7 +186,7 @@ def test_so_they_have_whatever_a_strategy_plans(name: str, monkeypatch: pytest.M
         planner.observe = count  # type: ignore[method-assign]
         return planner
 
-    planners = make_strategy(name, read_settings(name, []), TINY, None, latency_table(2))
+    planners = make_strategy(StrategyInputs(name, read_settings(name, []), TINY, None, latency_table(2)))
     counts, expected = sampled(make, SHARP), joint(SHARP)
     assert far(counts, expected * RUNS) > 1e-4
     assert np.abs(counts / RUNS - expected).sum() / 2 < 2.8 / RUNS**0.5, "total variation"

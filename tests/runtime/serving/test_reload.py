@@ -22,7 +22,7 @@ from ssd_profiles.prompts import read_prompts
 from ssd_runtime.commands.options import RecordOptions
 from ssd_runtime.engine.engine import Engine
 from ssd_runtime.planning.makers import make_strategy
-from ssd_runtime.planning.strategy import MakePlanner
+from ssd_runtime.planning.strategy import MakePlanner, StrategyInputs
 from ssd_runtime.serving.http.engine_thread import EngineThread
 from ssd_runtime.serving.http.metrics import Metrics
 from ssd_runtime.serving.http.reload import BundleWatch
@@ -77,9 +77,10 @@ def test_requests_before_and_after_a_new_bundle_all_end(
     inbox = Inbox()
     made = list[tuple[str, str]]()
 
-    def noted(*, name: str, bundle: Bundle, **others: Any) -> MakePlanner:
-        made.append((name, bundle.created))
-        return make_strategy(name=name, bundle=bundle, **others)
+    def noted(inputs: StrategyInputs) -> MakePlanner:
+        assert inputs.bundle is not None
+        made.append((inputs.name, inputs.bundle.created))
+        return make_strategy(inputs)
 
     monkeypatch.setattr("ssd_runtime.engine.stream_planners.make_strategy", noted)
 

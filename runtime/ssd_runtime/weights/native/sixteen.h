@@ -11,7 +11,7 @@
 #define FAR_FETCH 16384
 /* Most rows of a pass, and most sums of a row's outputs that stay in registers together. */
 #define MOST_ROWS (LANES == 16 ? 16 : 8)
-#define MOST_SUMS (LANES == 16 ? 16 : 12)
+#define MOST_SUMS (LANES == 16 ? 16 : 10)
 
 /* The `part`-th LANES outputs' numbers of column `at` of a pair of columns. */
 INLINE Floats column_of(const uint8_t *pair, int part, const int at, const Format format) {
