@@ -120,14 +120,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 if "full_attention" in AutoConfig.for_model("olmo3").rope_parameters:  # the first 5.x have one rotation for all layers
     MODELS["olmo3"] = ("olmo3-sliding", {})
     MODELS["olmo3 yarn"] = ("olmo3-sliding", {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}})
-NAMES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "internlm2": ("llama-no-groups", {}, {}),
-    "exaone": ("llama-llama3-rope", {}, {}),
-    "qwen2vl": ("qwen2", {}, {"rope.dimension_sections": [4, 2, 2, 0]}),
-    "qwen3vl": ("qwen3", {}, {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3}),
-    "qwen3vlmoe": ("qwen3-moe", {"moe_intermediate_size": 32}, {"rope.dimension_sections": [4, 2, 2, 0]}),
-    "minicpm": ("granite", {"attention_multiplier": 0.25}, {"attention.scale": None}),
-}
+SAME_FACTORS = {**LONGROPE, "long_factor": FACTORS, "original_max_position_embeddings": 128, "attention_factor": 1.0}
+UNSAID = dict.fromkeys(("attention.scale", "rope.scaling.attn_factor", "rope.scaling.original_context_length"))
+NAMES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    ("internlm2", "llama-no-groups", {}, {}),
+    ("exaone", "llama-llama3-rope", {}, {}),
+    ("qwen2vl", "qwen2", {}, {"rope.dimension_sections": [4, 2, 2, 0]}),
+    ("qwen3vl", "qwen3", {}, {"rope.dimension_sections": [4, 2, 2, 0], "n_deepstack_layers": 3}),
+    ("qwen3vlmoe", "qwen3-moe", {"moe_intermediate_size": 32}, {"rope.dimension_sections": [4, 2, 2, 0]}),
+    ("minicpm", "granite", {"attention_multiplier": 0.25}, UNSAID),
+    ("minicpm", "granite", {"attention_multiplier": 0.25, "rope_parameters": SAME_FACTORS}, UNSAID),
+]
 """Architectures whose models are another family's, a variant of it, and what their metadata have of their own."""
 TYPES = sorted({*SCALES, *EXPONENTS, Type.IQ1_M, Type.F16, Type.BF16, Type.F32}, key=lambda kind: kind.name)
 
@@ -158,19 +161,22 @@ def test_a_file_is_transformers_model(name: str, tmp_path: Path) -> None:
     assert_is(written(tmp_path, truth, Type.Q8_0), truth, name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "variant", "changes", "own"), NAMES)
 @torch.inference_mode()
-def test_a_file_is_the_model_of_another_family(name: str, tmp_path: Path) -> None:
-    variant, changes, own = NAMES[name]
+def test_a_file_is_the_model_of_another_family(
+    name: str, variant: str, changes: dict[str, Any], own: dict[str, Any], tmp_path: Path
+) -> None:
     truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
     metadata = {f"{name}.{key}": value for key, value in own.items()}
     assert_is(written(tmp_path, truth, Type.Q8_0, metadata, architecture=name), truth)
 
 
-@pytest.mark.parametrize("name", ["llama biases", "qwen2", "gemma3", "glm", "granite"])
+@pytest.mark.parametrize("name", ["llama biases", "qwen2", "gemma3", "gemma4", "glm", "granite"])
 @torch.inference_mode()
 def test_queries_keys_and_values_may_be_one_tensor(name: str, tmp_path: Path) -> None:
     variant, changes = MODELS[name]
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
     truth = tiny_model(variant, seed=7, **{**SIZES, **changes})
     index = written(tmp_path, truth, Type.Q8_0, fuse_qkv=True)
     assert "blk.0.attn_qkv.weight" in index.tensors
@@ -193,6 +199,7 @@ def test_tensors_that_transformers_joins_may_be_of_two_types(tmp_path: Path) -> 
     packed = assert_is(written(tmp_path, truth, Type.Q8_0, kinds={"blk.0.attn_gate.weight": Type.Q4_0}), truth)
     kinds = [type(layer.linear_attn.in_proj_qkvz) for layer in packed.model.layers[:2]]
     assert kinds == [torch.nn.Linear, PackedLinear]
+    assert_is(written(tmp_path, truth, Type.Q8_0, kinds={"blk.1.attn_gate.weight": Type.F32}), truth)
 
 
 @pytest.mark.skipif("qwen3.5" not in VARIANTS, reason="this transformers lacks the family")

@@ -60,16 +60,36 @@ TWICE_2_TO_27 = {"qwen35.ssm.time_step_rank": 2**27, "qwen35.ssm.inner_size": 2*
             {"kinds": {"blk.1.ffn_up.weight": Type.Q4_0}},
             r"ffn_gate.* and blk\.1\.ffn_up.* one kernel",
         ),
+        ("gemma4-experts", {"metadata": {"gemma4.expert_used_count": 6}}, "expert_used_count is 6 of 5 experts"),
+        ("granitemoe", {"metadata": {"granitemoe.expert_used_count": 7}}, "expert_used_count is 7 of 6 experts"),
+        ("apertus", {"metadata": {"xielu.eps": None}}, r"lacks the metadata xielu\.eps"),
+        ("apertus", {"metadata": {"xielu.beta": [0.5]}}, r"xielu\.beta is not a number for each of 4 layers"),
+        ("granite", {"architecture": "minicpm"}, r"minicpm\.attention\.scale is 0\.2"),
+        (
+            "granite",
+            {"architecture": "minicpm", "metadata": {"minicpm.attention.scale": None, "minicpm.logit_scale": 0.0}},
+            "logit_scale is not above 0",
+        ),
+        (
+            "exaone4-sliding",
+            {"metadata": {"exaone4.attention.sliding_window_pattern": ["yes"] * 4}},
+            "sliding_window_pattern lists no number for each of 4 layers",
+        ),
+        (
+            "llama",
+            {"fuse_qkv": True, "extra": {"blk.0.attn_k.weight": np.ones((32, 64))}},
+            r"lacks the tensor blk\.0\.attn_q\.weight",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else "",
 )
-def test_hybrids_that_are_not_known_here_are_refused(
+def test_what_an_architecture_alone_has_is_checked(
     variant: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     if variant not in VARIANTS:
         pytest.skip("this transformers lacks the family")
     path = tmp_path / "model.gguf"
-    save_gguf(path, tiny_model(variant, **SIZES, **HYBRID_SIZES[variant]), Type.Q8_0, **changes)
+    save_gguf(path, tiny_model(variant, **SIZES, **HYBRID_SIZES.get(variant, {})), Type.Q8_0, **changes)
     with pytest.raises(UserError, match=message) as caught:
         packed_model(GgufIndex.read(path), gguf_config(GgufIndex.read(path)))
     assert str(caught.value).startswith(str(path))

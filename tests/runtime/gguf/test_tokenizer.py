@@ -198,6 +198,7 @@ def test_special_tokens_of_phi_3_take_the_spaces_after_them_along(
         ({"<eos>": 1, "<turn|>": 1}, {}, {"<|im_end|>", "<eos>", "<turn|>"}),
         ({"</s>": 3, "<|file_sep|>": 3}, {}, {"<|im_end|>", "</s>", "<|file_sep|>"}),
         ({"<|end|>": 3}, {}, {"<|im_end|>", "<|end|>"}),
+        ({"<|user|>": 3, "<|observation|>": 3}, {"eot": "<|user|>"}, {"<|im_end|>", "<|user|>", "<|observation|>"}),
         ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {}, {"<|im_end|>", "<|return|>", "<|call|>"}),
         (
             {"<|end|>": 3, "<|flush|>": 3, "<|calls|>": 3},

@@ -91,7 +91,9 @@ def gemma4(metadata: Metadata, common: Entries) -> Entries:
         "num_key_value_heads": next((count for layer, count in enumerate(keys) if layer not in full), keys[0]),
         "num_kv_shared_layers": shared,
         "use_double_wide_mlp": inner != [inner[0]] * layers,
-        "attention_k_eq_v": not any(metadata.has(f"blk.{layer}.attn_v.weight") for layer in full),
+        "attention_k_eq_v": not any(
+            metadata.has(f"blk.{layer}.attn_{each}.weight") for layer in full for each in ("v", "qkv")
+        ),
         "hidden_size_per_layer_input": metadata.optional(int, "embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": common["vocab_size"],
         "final_logit_softcapping": _cap(metadata, "final_logit_softcapping", 0.0),
@@ -105,7 +107,7 @@ def _gemma4_experts(metadata: Metadata) -> Entries:
     return {
         "enable_moe_block": True,
         "num_experts": metadata.count("expert_count"),
-        "top_k_experts": metadata.count("expert_used_count"),
+        "top_k_experts": _used_experts(metadata),
         "moe_intermediate_size": metadata.count("expert_feed_forward_length"),
     }
 
@@ -135,8 +137,8 @@ def _windows(metadata: Metadata, common: Entries, period: int, default: int) -> 
     if listed is None:
         every = metadata.optional(int, key) or period
         listed = [(number + 1) % every != 0 for number in range(layers)]
-    if len(listed) != layers:
-        raise metadata.refusal(key, f"lists {len(listed)} layers, which")
+    if len(listed) != layers or not all(type(each) in (bool, int) for each in listed):
+        raise metadata.refusal(key, f"lists no number for each of {layers} layers, which")
     kinds = ["sliding_attention" if window and slides else "full_attention" for slides in listed]
     return {"layer_types": kinds, "sliding_window": window or None}
 
@@ -155,7 +157,9 @@ def exaone4(metadata: Metadata, common: Entries) -> Entries:
 def minicpm(metadata: Metadata, common: Entries) -> Entries:
     """Entries of MiniCPM, whose models are Granite's."""
     for key in ("embedding_scale", "residual_scale", "logit_scale"):
-        metadata.required(float, key)
+        if not metadata.required(float, key) > 0:
+            raise metadata.refusal(key, "is not above 0, which")
+    metadata.expect("attention.scale")
     return {"attention_multiplier": common["head_dim"] ** -0.5, **_granite_factors(metadata)}
 
 
@@ -193,7 +197,15 @@ def granitemoe(metadata: Metadata, common: Entries) -> Entries:
 def _experts(metadata: Metadata, common: Entries, count: str = "num_local_experts", gating: int = SOFTMAX) -> Entries:
     """Entries of a mixture, whose router weighs experts by `gating`; `count` is the entry with their number."""
     metadata.expect("expert_gating_func", gating)
-    return {count: metadata.count("expert_count"), "num_experts_per_tok": metadata.count("expert_used_count")}
+    return {count: metadata.count("expert_count"), "num_experts_per_tok": _used_experts(metadata)}
+
+
+def _used_experts(metadata: Metadata) -> int:
+    """The number of experts that a row runs."""
+    count, used = metadata.count("expert_count"), metadata.count("expert_used_count")
+    if used > count:
+        raise metadata.refusal("expert_used_count", f"is {used} of {count} experts, which")
+    return used
 
 
 def olmoe(metadata: Metadata, common: Entries) -> Entries:

@@ -29,7 +29,8 @@ def rope_parameters(index: GgufIndex, metadata: Metadata, pairs: int, context: i
     """
     base = metadata.optional(float, "rope.freq_base")
     theta = {"rope_theta": BASE if base is None else base}
-    factor = metadata.optional(float, "rope.scaling.factor") or metadata.optional(float, "rope.scale_linear") or 1.0
+    given, older = (metadata.optional(float, f"rope.{key}") for key in ("scaling.factor", "scale_linear"))
+    factor = (older if given is None else given) or 1.0
     original = metadata.optional(int, "rope.scaling.original_context_length") or context
     metadata.ignore(("rope.scaling.finetuned",))
     kind = metadata.optional(str, "rope.scaling.type") or ("longrope" if LONG in index.tensors else "linear")
@@ -44,9 +45,10 @@ def rope_parameters(index: GgufIndex, metadata: Metadata, pairs: int, context: i
         return {**theta, **_yarn(metadata, factor), "original_max_position_embeddings": original}
     attention = metadata.optional(float, "rope.scaling.attn_factor")
     if kind == "longrope":
-        scaling = {"factor": context / original} if attention is None else {"attention_factor": attention}
+        if attention is None:
+            attention = math.sqrt(1 + math.log(context / original) / math.log(original)) if context > original else 1.0
         short, long = (_factors(index, name, pairs) for name in (SHORT, LONG))
-        return {**theta, **scaling, **_longrope(short, long, original)}
+        return {**theta, **_longrope(short, long, original), "attention_factor": attention}
     if kind not in ("linear", "none") or attention not in (None, 1.0):
         raise metadata.refusal("rope.scaling.type", f"is {kind!r} with an attention factor of {attention}, which")
     factor = 1.0 if kind == "none" else factor

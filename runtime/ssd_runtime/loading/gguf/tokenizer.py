@@ -31,9 +31,10 @@ ENDS = (
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "<|fim_pad|>"),
     *("<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>"),
-    *("<reponame>", "<|file_sep|>"),
+    *("<reponame>", "<|file_sep|>", "<|observation|>"),
 )
-"""Tokens that end an answer by their names, as llama.cpp has them: turns, texts, and the files of code models."""
+"""Tokens that end an answer by their names, as llama.cpp has them: turns, texts, and the files of code models. The last
+one ends GLM's calls of tools, as its generation config says."""
 MESSAGE_END = "<|end|>"
 BEYOND_MESSAGES = ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|calls|>"})
 """Tokens beside which `<|end|>` ends a message of an answer, such as its thoughts, and not the answer (GPT-OSS)."""

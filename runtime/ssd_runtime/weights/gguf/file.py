@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from transformers import PreTrainedConfig
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.gguf.blocks import DENSE, UNREADABLE, dense
-from ssd_runtime.weights.gguf.header import ADVICE, FOLDER_INSTEAD
+from ssd_runtime.weights.gguf.header import ADVICE, DTYPES, FOLDER_INSTEAD
 from ssd_runtime.weights.gguf.index import GgufIndex, MappedTensors
 from ssd_runtime.weights.gguf.kernels import form_of, is_kept, kernel_of
 from ssd_runtime.weights.gguf.layout import RENAMED, SHARED, Layout, Order, joined_parts, parts_of, shape_of_parts
@@ -36,6 +35,8 @@ GATE_UP, HALVES = "_gate_up_exps.", ("_gate_exps.", "_up_exps.")
 """Parts of the names of a tensor of all experts' gate and up, and of its two halves as tensors of their own."""
 XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 """The numbers of Apertus's activation, which files have by layer in their metadata."""
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number of a model."""
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 """Names of the embedding, and of the head where it is not the embedding."""
 PREDICTING = {
@@ -100,6 +101,9 @@ class GgufFile:
         for nothing: from then on tensors have the model's.
         """
         places = self._places
+        for name in shapes:
+            if ".act_fn." in name and name not in self._numbers:
+                raise UserError(f"{self.path}: lacks the metadata xielu.{name.rpartition('.')[2]}; {ADVICE}")
         expected = {
             self._name_of(part): shape_of_parts(name, shape, self._alternate)
             for name, shape in shapes.items()
@@ -108,8 +112,8 @@ class GgufFile:
         }
         for name in expected:
             joined = name.replace(THIRDS[0], QKV)
-            if name not in places and joined in places:
-                thirds = [name.replace(THIRDS[0], third) for third in THIRDS]
+            thirds = [name.replace(THIRDS[0], third) for third in THIRDS]
+            if joined in places and places.keys().isdisjoint(thirds):
                 self._split(joined, {third: expected[third][0] for third in thirds if third in expected})
         kinds = {_of_all_layers(name) for name in places}
         missing = [
@@ -161,7 +165,7 @@ class GgufFile:
             return self._mapped.array(name)
         parts = {each: self._mapped.array(each) for each in self._joined[name]}
         kinds = {each: self._index.tensors[each].type for each in parts}
-        if self._places[name].type not in kinds.values():
+        if len(set(kinds.values())) > 1:
             parts = {each: dense(data, kinds[each]).numpy() for each, data in parts.items()}
         return self._order.grouped(np.concatenate([*parts.values()]))
 
@@ -170,18 +174,19 @@ class GgufFile:
         if numbers is None:
             return
         listed = numbers if isinstance(numbers, list) else []
-        if len(listed) != self._layers or not all(type(each) is float and math.isfinite(each) for each in listed):
+        if len(listed) != self._layers or not all(type(each) is float and abs(each) <= LARGEST for each in listed):
             raise UserError(f"{self.path}: xielu.{key} is not a number for each of {self._layers} layers; {ADVICE}")
         self._numbers |= {f"model.layers.{layer}.mlp.act_fn.{key}": each for layer, each in enumerate(listed)}
 
     def _split(self, name: str, parts: Mapping[str, int]) -> None:
         """Let a tensor [out] or [out, in], or one of experts [experts, out, in], be parts of some of its outputs.
 
-        `parts` gives their numbers of outputs by their names. It stays whole if these are not all of its own.
+        `parts` gives their numbers of outputs by their names. It stays whole if these are not all of its own, and if it
+        has blocks that hold several of them.
         """
         place = self._places[name]
         axis = 1 if len(place.shape) == 3 else 0
-        if sum(parts.values()) != place.shape[axis]:
+        if sum(parts.values()) != place.shape[axis] or (len(place.shape) == 1 and place.dtype not in DTYPES.values()):
             return
         begin = 0
         for part, count in parts.items():
