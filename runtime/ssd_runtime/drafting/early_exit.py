@@ -48,7 +48,8 @@ class EarlyExit:
             if proposal.probs is not None:
                 probs.append(proposal.probs)
             rows.add(proposal.token)
-            if len(path) == length + 1 or (self.goes_on is not None and not self.goes_on(path[1:])):
+            is_last = len(path) == length + 1 or proposal.token in session.ends
+            if is_last or (self.goes_on is not None and not self.goes_on(path[1:])):
                 yield from rows.advancing(rows.deepest)
                 break
         begun = PartialForward(2 * rows.deepest, torch.cat(rows.states))
@@ -57,7 +58,8 @@ class EarlyExit:
     def _leaving(self, rows: _Rows, path: list[int]) -> Work[Proposal | None]:
         """Propose the token after the last row from the first confident stop.
 
-        None if no stop is confident, or if the answer ends there: the verification yields that token too.
+        None if no stop is confident, or if the answer ends there: the verification yields that token too. One that was
+        drawn is proposed all the same: drawn once more, it would be rarer than it should be.
         """
         layers = rows.session.decoder.shape.num_layers
         for stop in self.stops:
@@ -66,7 +68,8 @@ class EarlyExit:
             temperature = annealed_temperature(stop, layers, self.annealing) if self.threshold > 0.0 else None
             [logits] = yield Head(self.heads.carried(stop, rows.states[-1]), normed=True, drafting=True)
             proposal = rows.session.propose(logits, lambda: path, temperature)
-            if math.exp(-proposal.nll) >= self.threshold and proposal.token not in rows.session.ends:
+            ends = proposal.probs is None and proposal.token in rows.session.ends
+            if math.exp(-proposal.nll) >= self.threshold and not ends:
                 return proposal
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -135,19 +136,21 @@ def joint(sampling: SamplingParams) -> np.ndarray:
     return found.reshape(-1)
 
 
-def sampled(make_planner: MakePlanner, sampling: SamplingParams, runs: int = RUNS) -> np.ndarray:
-    """Count the first three tokens of each output, seed after seed.
+def sampled(make_planner: MakePlanner, sampling: SamplingParams, ends: Iterable[int] = ()) -> np.ndarray:
+    """Count the first three tokens of each of `RUNS` outputs, seed after seed; zeros follow one of `ends`.
 
     Every other time the answer goes on, so that drafts have room; else the third token stands behind all drafts.
     """
     counts, scheduler = np.zeros((SMALL,) * 3), Scheduler(TINY, 32)
     jobs = [
-        add(scheduler, PROMPT, Limits(3 + 2 * (seed % 2)), make_planner(), replace(sampling, seed=seed))
-        for seed in range(runs)
+        add(
+            scheduler, PROMPT, Limits(3 + 2 * (seed % 2), frozenset(ends)), make_planner(), replace(sampling, seed=seed)
+        )
+        for seed in range(RUNS)
     ]
     finish(scheduler)
     for job in jobs:
-        counts[tuple(job.ended().token_ids[:3])] += 1
+        counts[tuple([*job.ended().token_ids, 0, 0][:3])] += 1
     return counts.reshape(-1)
 
 
@@ -161,6 +164,17 @@ def test_the_first_three_tokens_have_the_targets_joint_distribution(name: str) -
     counts, expected = sampled(of_plan(name), SHARP), joint(SHARP)
     assert far(counts, expected * RUNS) > 1e-4
     assert np.abs(counts / RUNS - expected).sum() / 2 < 2.8 / RUNS**0.5, "total variation"
+
+
+@pytest.mark.statistics
+@pytest.mark.parametrize("name", sorted(TINY_PLANS))
+def test_a_token_that_ends_answers_keeps_its_probability(name: str) -> None:
+    sampling = SamplingParams(1.4, rejection=True)
+    expected = joint(sampling).reshape((SMALL,) * 3)
+    for rest in (expected[0], *expected[:, 0]):
+        rest.flat[0] = rest.sum()
+        rest.flat[1:] = 0.0
+    assert far(sampled(of_plan(name), sampling, ends=[0]), expected.reshape(-1) * RUNS) > 1e-4
 
 
 @pytest.mark.statistics
