@@ -130,6 +130,18 @@ def test_text_goes_on_after_the_tokens_that_are_answered(loaded: LoadedModel, he
         assert "".join(written) == whole.text, cut
 
 
+def test_an_answer_that_goes_on_fills_the_context(loaded: LoadedModel) -> None:
+    settings = RunSettings("plain", max_new_tokens=10**6)
+    engine = Engine(loaded)
+    [whole] = engine.generate([QUESTION], settings)
+    ids = whole.generation.token_ids
+    assert whole.generation.finish_reason == "context"
+    request = engine.add_request(QUESTION, settings, answered=ids[: len(ids) // 2])
+    while not request.done:
+        engine.step()
+    assert request.outcome().generation.token_ids == ids
+
+
 def test_a_bad_prompt_leaves_none_of_those_before_it(
     loaded: LoadedModel, expected: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -148,6 +148,27 @@ def test_a_request_that_loses_its_memory_within_a_draft_goes_on_where_it_was(
             assert [cycle.drafted for cycle in job.ended().cycles] == [each.drafted for each in other.ended().cycles]
 
 
+@pytest.mark.parametrize("name", ["stops", "mask"])
+def test_a_request_that_loses_its_memory_twice_in_a_row_goes_on_where_it_was(name: str) -> None:
+    """What its draft has written is computed again each time, also while its verification is waited for."""
+    decoder, within = Decoder(tiny_model("qwen3", seed=3)), 0
+    with small_memory():
+        scheduler = Scheduler(decoder, 1, clock=count().__next__)
+        job = add(scheduler, PROMPT, Limits(30), planner(name, decoder))
+        while not job.done:
+            scheduler.step()
+            if job.done or job.session.written == job.session.committed:
+                continue
+            within += 1
+            for _ in range(2):
+                scheduler.pause_latest()
+                forget_free_slots(scheduler)
+                while job._paused is not None and not job.done:
+                    scheduler.step()
+        assert within
+        assert_as_alone(decoder, GREEDY, PROMPT, Limits(30), job.ended().token_ids)
+
+
 @pytest.mark.parametrize("variant", MIXERS)
 def test_a_draft_goes_on_from_the_states_of_whatever_row_it_was_paused_at(
     variant: str, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
+from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node, Ready
 from ssd_runtime.drafting.masked import Masked
 from ssd_runtime.drafting.tree import Draft, Drafter
 from ssd_runtime.engine.loop import generate
@@ -128,6 +130,19 @@ def test_every_family_with_every_kind_of_draft(variant: str, dtype: torch.dtype)
     if decoder.rope_switch is None and got.token_ids == expected:
         # The chain up to the error, the right sibling in its place, and the token behind it.
         assert [len(cycle.tokens) for cycle in got.cycles[:-1]] == [4] * (len(got.cycles) - 1)
+
+
+@pytest.mark.parametrize("drafter", ["guesses", "guesses behind a chain"])
+def test_guesses_end_before_longropes_angles_change(drafter: str) -> None:
+    decoder = Decoder(tiny_model("phi3-longrope", seed=4))
+    known = Lookup(LookupStats())
+    known.start([1 + 7 * i % 90 for i in range(60)])
+    chain = Extended(Masked(SubLayerPlan.of(LAYERS, {2})), 2, known, 0.9, 1.0, (1.0,) * 64, 9.0)
+    tree = Ready(tuple(Node(3 + i, i, 0.9 ** (i + 1), i + 1) for i in range(8)))
+    plan = Plan("test", tree if drafter == "guesses" else chain, 8)
+    for size in range(20, 33):
+        ids = [1 + 7 * i % 90 for i in range(size)]
+        assert_same(decoder, ids, plainly(decoder, ids, 16), speculate(decoder, ids, plan, Limits(16)).token_ids)
 
 
 branchings = st.integers(2, 6).map(lambda width: ((0.4, width), (0.9, 2), (1.0, 1)))

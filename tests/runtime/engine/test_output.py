@@ -93,6 +93,10 @@ def test_an_answer_ends_before_its_first_stop_text(kind: Kind, text: str, stops:
     assert "".join(written) == cut_at_stop(kind.text(ids), stops)
 
 
+def test_of_several_stop_texts_the_first_in_the_text_counts() -> None:
+    assert cut_at_stop("xab", ["b", "ab"]) == "x"
+
+
 @each_kind
 def test_bytes_that_never_make_a_character_are_shown_soon(kind: Kind) -> None:
     """Else each of them would be decoded again with every token that follows."""

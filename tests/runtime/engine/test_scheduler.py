@@ -25,11 +25,11 @@ from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.plan import ConstantPlanner, Plan
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from tests.decoding import plainly
-from tests.models import IN_BOTH, tiny_model
+from tests.models import IN_BOTH, MIXERS, tiny_model
 from tests.small_memory import BLOCK, small_memory
 from tests.streams import stream_by_the_table
 from tests.tables import profile
-from tests.together import FLAT, add, assert_as_alone, finish, planners
+from tests.together import FLAT, add, assert_as_alone, finish, forget_free_slots, planners
 
 
 @pytest.mark.parametrize(("variant", "dtype"), IN_BOTH[::3], ids=str)
@@ -112,6 +112,36 @@ def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str
         assert jobs[2].ended().num_cached_tokens == 32
         for (ids, limits), job in zip(asked, jobs, strict=True):
             assert_as_alone(decoder, GREEDY, ids, limits, job.ended().token_ids)
+
+
+@pytest.mark.parametrize("variant", ["gemma3", "mistral-sliding", *MIXERS[:2]])
+def test_prompts_that_part_late_are_right_however_often_they_are_asked(variant: str) -> None:
+    """Their windows and states are kept at places that prompts of one length share, and what follows is not."""
+    decoder = Decoder(tiny_model(variant, seed=3, max_position_embeddings=512))
+    shared = [5 + 3 * i % 80 for i in range(240)]
+    with small_memory():
+        scheduler = Scheduler(decoder, 1)
+        for end in ([1], [2] * 5, [3] * 5, [3] * 5, [2] * 5, [2] * 5):
+            job = add(scheduler, [*shared, *end], Limits(70))
+            finish(scheduler)
+            forget_free_slots(scheduler)
+            assert_as_alone(decoder, GREEDY, [*shared, *end], Limits(70), job.ended().token_ids)
+
+
+@pytest.mark.parametrize("variant", ["qwen3", "phi3-longrope"])
+def test_the_keys_of_a_paused_request_are_nobodys(variant: str) -> None:
+    decoder, shared = Decoder(tiny_model(variant, seed=3)), [5 + i % 40 for i in range(20)]
+    with small_memory():
+        scheduler = Scheduler(decoder, 2)
+        jobs = [add(scheduler, [*shared, 3], Limits(12))]
+        for _ in range(3):
+            scheduler.step()
+        scheduler.pause_latest()
+        forget_free_slots(scheduler)
+        jobs.append(add(scheduler, [*shared, 4], Limits(12)))
+        finish(scheduler)
+        for job, last in zip(jobs, (3, 4), strict=True):
+            assert_as_alone(decoder, GREEDY, [*shared, last], Limits(12), job.ended().token_ids)
 
 
 def test_a_forward_that_fails_ends_the_request_that_it_fails_for_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

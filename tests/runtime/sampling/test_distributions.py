@@ -70,6 +70,13 @@ def test_a_judged_token_has_the_targets_distribution(seed: int) -> None:
     assert stood == pytest.approx(float(torch.minimum(target, draft).sum()), abs=0.01), "1 - total variation"
 
 
+def test_a_token_that_no_rounding_makes_possible_is_never_drawn() -> None:
+    """Where the target exceeds the draft nowhere, by rounding, there is nothing to draw of its excess."""
+    generator, target = torch.Generator().manual_seed(0), torch.tensor([[0.0, 0.25, 0.25, 0.0]])
+    drawn = {int(rejection_sample(target, 2 * target, torch.tensor([1]), generator)) for _ in range(200)}
+    assert drawn == {1, 2}
+
+
 @pytest.mark.parametrize(
     "sampling",
     [SamplingParams(1.0), SamplingParams(0.7, top_k=5), SamplingParams(1.3, top_p=0.8), SamplingParams(1.0, min_p=0.1)],
