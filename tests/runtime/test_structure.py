@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.sampler import Sampler
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.structure.matcher import MOST_RUN
+from tests.card import stand_in
 from tests.commands import Done, assert_refused, call_within
 from tests.structures import LEAVES, SCHEMAS, assert_valid, structured_model
 from tests.tables import latency_table
@@ -96,6 +98,16 @@ def decoded(grammar: Any, planner: Planner, sampling: SamplingParams, tokens: in
     held = replace(sampling, grammar=grammar)
     limits = Limits(tokens, LOADED.eos_ids, matcher.completes)
     return generate(Session(DECODER, held), PROMPT, planner, limits)
+
+
+@pytest.mark.parametrize("kind", ["chain", "tree", "lookup"])
+def test_a_structure_holds_on_a_card(kind: str) -> None:
+    grammar = GRAMMARS.compiled(Structure.json_schema(PERSON))
+    held = SamplingParams(grammar=grammar)
+    limits = Limits(40, LOADED.eos_ids, grammar.matcher().completes)
+    card = Decoder(deepcopy(LOADED.model).to(stand_in().device))
+    got = generate(Session(card, held), PROMPT, planner_of(kind, 3), limits)
+    assert got.token_ids == decoded(grammar, PlainPlanner(), SamplingParams()).token_ids
 
 
 @settings(max_examples=20)

@@ -28,6 +28,7 @@ from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.sampling.processors import RowProcessors
 from ssd_runtime.sampling.sampler import Sampler
 from ssd_runtime.sequence.session import Session
+from tests.card import stand_in
 from tests.decoding import plainly, strategy_of
 from tests.folders import save_tiny_model
 from tests.models import tiny_model
@@ -75,18 +76,22 @@ def test_a_choice_is_refused_however_it_is_made(name: str, strategy: str) -> Non
         generate(Session(DECODER, SAMPLINGS[name]), [*PROMPT, BAD], make(), Limits(20))
 
 
-@pytest.mark.parametrize("strategy", [name for name in WITHOUT_BUNDLE if name not in ("light", "mtp")])
-def test_a_model_that_goes_wrong_half_way_ends_where_plain_decoding_does(strategy: str) -> None:
-    """The token is chosen by the model itself after some others."""
+@pytest.mark.parametrize(
+    ("strategy", "device"),
+    [*((name, "cpu") for name in WITHOUT_BUNDLE if name not in ("light", "mtp")), ("masked", "")],
+)
+def test_a_model_that_goes_wrong_half_way_ends_where_plain_decoding_does(strategy: str, device: str) -> None:
+    """The token is chosen by the model itself after some others. Without a device this is the stand-in card."""
     model = poisoned()
     tokens = plainly(Decoder(model), PROMPT, 30)
     place = next(place for place, token in enumerate(tokens) if place > 9 and token not in tokens[:place] + PROMPT)
     with torch.no_grad():
         model.model.embed_tokens.weight[tokens[place]] = float("inf")
-    decoder, told = Decoder(model), list[int]()
-    make = strategy_of(strategy, decoder)
+    decoder, told = Decoder(model.to(device or stand_in().device)), list[int]()
+    plan = Plan.masked("test", SubLayerPlan.of(decoder.shape.num_layers, {1}), 4)
+    planner = ConstantPlanner(plan) if strategy == "masked" else strategy_of(strategy, decoder)()
     with pytest.raises(NotFiniteError):
-        generate(Session(decoder), PROMPT, make(), Limits(30), told.extend)
+        generate(Session(decoder), PROMPT, planner, Limits(30), told.extend)
     assert told == tokens[: place + 1]
 
 
