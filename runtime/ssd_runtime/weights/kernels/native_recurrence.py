@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.weights.kernels.formats import TILE
-from ssd_runtime.weights.kernels.native import required_library
 from ssd_runtime.weights.native.library import COUNT, FLOAT, POINTER, fields, floats, library
 
 
@@ -73,7 +72,10 @@ class NativeRecurrence:
         limits: tuple[float, float],
     ) -> None:
         """See `of`. Raises RuntimeError where there is no compiled code."""
-        self._library = required_library()
+        found = library()
+        if found is None:
+            raise RuntimeError("no compiled code for this processor")
+        self._library = found
         kept = tuple(None if each is None else each.contiguous() for each in (taps, bias, *numbers))
         self._kept = kept  # what the structure points to
         heads, key, value = state.shape
