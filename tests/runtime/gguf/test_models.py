@@ -87,7 +87,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
     "glm4 without biases": ("glm4", {"attention_bias": False}),
-    "hunyuan": ("hunyuan", {}),
     "hunyuan plain": ("hunyuan", {"rope_parameters": PLAIN}),
     "apertus": ("apertus", {}),
     "granite": ("granite", {}),
@@ -117,7 +116,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-hybrid": ("granite-hybrid", HYBRID_SIZES["granite-hybrid"]),
     "granite-hybrid rotation": ("granite-hybrid", ROTATED),
 }
-if "full_attention" in AutoConfig.for_model("olmo3").rope_parameters:  # the first 5.x have one rotation for all layers
+# The first 5.x have one rotation for all layers, and forget HunYuan's alpha.
+if "full_attention" in AutoConfig.for_model("olmo3").rope_parameters:
+    MODELS["hunyuan"] = ("hunyuan", {})
     MODELS["olmo3"] = ("olmo3-sliding", {})
     MODELS["olmo3 yarn"] = ("olmo3-sliding", {"rope_parameters": {"full_attention": YARN, "sliding_attention": PLAIN}})
 SAME_FACTORS = {**LONGROPE, "long_factor": FACTORS, "original_max_position_embeddings": 128, "attention_factor": 1.0}
