@@ -51,7 +51,11 @@ def assert_same(decoder: Decoder, ids: list[int], expected: list[int], got: list
 def strategy_of(name: str, decoder: Decoder, *assignments: str) -> MakePlanner:
     """A strategy without a bundle, with made-up latencies."""
     table = latency_table(decoder.shape.num_layers, per_token=1e-6)
-    return make_strategy(StrategyInputs(name, read_settings(name, list(assignments)), decoder, None, table))
+    return make_strategy(
+        StrategyInputs(
+            name=name, settings=read_settings(name, list(assignments)), decoder=decoder, bundle=None, latency=table
+        )
+    )
 
 
 def logits_of(decoder: Decoder, ids: list[int], mask: SubLayerPlan | None = None) -> torch.Tensor:

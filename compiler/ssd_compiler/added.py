@@ -47,7 +47,7 @@ def _added(bundle: Bundle, stages: Stages, prompts: DomainPrompts, latency: Late
     decoder = stages.decoder
     settings = read_settings(AUTO, [])
     makers = {
-        name: make_strategy(StrategyInputs(AUTO, settings, decoder, used, latency))
+        name: make_strategy(StrategyInputs(name=AUTO, settings=settings, decoder=decoder, bundle=used, latency=latency))
         for name, used in {"without": None, "with": bundle}.items()
     }
     chosen = prompts.validation[:MOST_PROMPTS]

@@ -79,9 +79,16 @@ class StreamPlanners:
     def _made(
         self, strategy: str, parameters: Any, latency: LatencyTable | None, guesses_alone: bool = False
     ) -> MakePlanner:
-        heads = self._exit_heads
         return make_strategy(
-            StrategyInputs(strategy, parameters, self._decoder, self._bundle, latency, heads, guesses_alone)
+            StrategyInputs(
+                name=strategy,
+                settings=parameters,
+                decoder=self._decoder,
+                bundle=self._bundle,
+                latency=latency,
+                heads=self._exit_heads,
+                guesses_alone=guesses_alone,
+            )
         )
 
     def use_bundle(self, bundle: Bundle) -> None:

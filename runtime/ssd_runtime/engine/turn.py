@@ -97,7 +97,7 @@ class Turn:
         return replace(
             asked,
             repetition_penalty=penalty,
-            suppress_tokens=self.loaded.in_vocabulary(asked.suppress_tokens + own.suppress_tokens),
+            suppress_tokens=self.loaded.in_vocabulary(asked.suppress_tokens) + own.suppress_tokens,
             grammar=grammar,
         )
 

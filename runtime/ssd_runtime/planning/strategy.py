@@ -21,7 +21,7 @@ MakePlanner = Callable[[], Planner]
 """Makes the planner of one request. Planners of `auto`, `lookup` and `swift` share the state of their stream."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyInputs:
     """The inputs that a strategy makes the planners of one stream from."""
 

@@ -102,7 +102,11 @@ def test_the_condition_of_copies_that_does_not_hold_is_said() -> None:
     ):
         for name, settings in (("light", []), ("swift", ["light=0.5"])):
             with pytest.raises(UserError, match=f"there is no light copy of this model's weights: {says}"):
-                make_strategy(StrategyInputs(name, read_settings(name, settings), decoder, None, None))
+                make_strategy(
+                    StrategyInputs(
+                        name=name, settings=read_settings(name, settings), decoder=decoder, bundle=None, latency=None
+                    )
+                )
 
 
 @pytest.mark.usefixtures("made_up_latencies")

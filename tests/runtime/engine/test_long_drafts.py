@@ -150,7 +150,7 @@ def test_a_request_that_loses_its_memory_within_a_draft_goes_on_where_it_was(
 
 @pytest.mark.parametrize("name", ["stops", "mask"])
 def test_a_request_that_loses_its_memory_twice_in_a_row_goes_on_where_it_was(name: str) -> None:
-    """What its draft has written is computed again each time, also while its verification is waited for."""
+    """The keys of its draft are computed again each time, also while its verification is pending."""
     decoder, within = Decoder(tiny_model("qwen3", seed=3)), 0
     with small_memory():
         scheduler = Scheduler(decoder, 1, clock=count().__next__)

@@ -134,7 +134,7 @@ def test_every_family_with_every_kind_of_draft(variant: str, dtype: torch.dtype)
 
 @pytest.mark.parametrize("chain", [False, True])
 def test_guesses_end_before_longropes_angles_change(chain: bool) -> None:
-    """Also behind a chain, and although all of them are right."""
+    """Right guesses end there too, and so do guesses behind a chain."""
     decoder = Decoder(tiny_model("phi3-longrope", seed=4))
     for size in range(20, 33):
         ids = [1 + 7 * i % 90 for i in range(size)]

@@ -116,7 +116,7 @@ def test_a_prompt_asked_again_is_right_after_its_window_was_dropped(variant: str
 
 @pytest.mark.parametrize("variant", ["gemma3", "mistral-sliding", *MIXERS[:2]])
 def test_prompts_that_part_late_are_right_however_often_they_are_asked(variant: str) -> None:
-    """Their windows and states are kept at places that prompts of one length share, and what follows is not."""
+    """A prompt must not resume from windows or states that an earlier prompt kept after other tokens."""
     decoder = Decoder(tiny_model(variant, seed=3, max_position_embeddings=512))
     shared = [5 + 3 * i % 80 for i in range(240)]
     with small_memory():

@@ -147,7 +147,11 @@ def test_auto_drafts_whole_steps_where_the_head_takes_much_of_a_step(decoder: De
         (table, ["head=0"], FREQUENT, False),
     ):
         decoder.head.draft_vocabulary = DraftVocabulary(256, size, SEEN)
-        planner = make_strategy(StrategyInputs("auto", read_settings("auto", assignments), decoder, None, latency))()
+        planner = make_strategy(
+            StrategyInputs(
+                name="auto", settings=read_settings("auto", assignments), decoder=decoder, bundle=None, latency=latency
+            )
+        )()
         assert isinstance(planner, AutoPlanner)
         sources, _ = planner.draft_sources(None, Lookup(LookupStats()))
         proposals = [source.propose(100, [1.0] * 9, 99.0) for source in sources]

@@ -98,9 +98,13 @@ def test_a_bundle_without_mixture_sends_nothing_there() -> None:
     decoder: Any = SimpleNamespace(shape=SimpleNamespace(num_layers=LAYERS))
     table = latency_table(LAYERS)
     with pytest.raises(UserError, match="no mixture"):
-        make_strategy(StrategyInputs("knn", NearestSettings("mix"), decoder, bundle(), table))
+        make_strategy(
+            StrategyInputs(name="knn", settings=NearestSettings("mix"), decoder=decoder, bundle=bundle(), latency=table)
+        )
     mixed = bundle(one=record("one", {(2, 3): 0.9}), mix=record("mix", {(4, 5): 0.9}))
-    assert make_strategy(StrategyInputs("knn", NearestSettings("mix"), decoder, mixed, table))()
+    assert make_strategy(
+        StrategyInputs(name="knn", settings=NearestSettings("mix"), decoder=decoder, bundle=mixed, latency=table)
+    )()
 
 
 def test_promises_are_corrected_by_what_was_accepted_in_validation_and_not_by_its_times() -> None:
@@ -132,7 +136,13 @@ def test_knapsack_searches_for_itself_behind_the_bundles_masks() -> None:
     given = bundle(one=record("one", {(2, 3): 0.98}))
     decoder, table = Decoder(tiny_model("llama", num_hidden_layers=LAYERS)), latency_table(LAYERS)
     make = make_strategy(
-        StrategyInputs("knapsack", read_settings("knapsack", ["refresh=6", "window=3"]), decoder, given, table)
+        StrategyInputs(
+            name="knapsack",
+            settings=read_settings("knapsack", ["refresh=6", "window=3"]),
+            decoder=decoder,
+            bundle=given,
+            latency=table,
+        )
     )
     got = as_plain(decoder, [9, 8, 7], make(), 90)
     assert [cycle.plan.entry for cycle in got.cycles[:6]] == ["one[0]"] * 6
@@ -154,7 +164,11 @@ def auto(axis: int, **domains: object) -> AutoPlanner:
 @pytest.mark.parametrize("name", ["auto", "lookup"])
 def test_a_stream_begins_with_the_successors_that_the_bundle_knows(name: str) -> None:
     decoder, given = Decoder(tiny_model("llama")), bundle()
-    make = make_strategy(StrategyInputs(name, read_settings(name, []), decoder, given, latency_table(LAYERS)))
+    make = make_strategy(
+        StrategyInputs(
+            name=name, settings=read_settings(name, []), decoder=decoder, bundle=given, latency=latency_table(LAYERS)
+        )
+    )
     one, another = make().successors, make().successors
     assert one is another, "one stream"
     assert one.of(5, 6) == ([1, 2, 3, 4], True)

@@ -71,7 +71,7 @@ def test_a_judged_token_has_the_targets_distribution(seed: int) -> None:
 
 
 def test_a_token_that_no_rounding_makes_possible_is_never_drawn() -> None:
-    """Where the target exceeds the draft nowhere, by rounding, there is nothing to draw of its excess."""
+    """A rejected token is replaced by one of the target's where rounding leaves no excess over the draft."""
     generator, target = torch.Generator().manual_seed(0), torch.tensor([[0.0, 0.25, 0.25, 0.0]])
     drawn = {int(rejection_sample(target, 2 * target, torch.tensor([1]), generator)) for _ in range(200)}
     assert drawn == {1, 2}
@@ -207,7 +207,9 @@ def test_so_they_have_whatever_a_strategy_plans(name: str, monkeypatch: pytest.M
         planner.observe = count  # type: ignore[method-assign]
         return planner
 
-    planners = make_strategy(StrategyInputs(name, read_settings(name, []), TINY, None, latency_table(2)))
+    planners = make_strategy(
+        StrategyInputs(name=name, settings=read_settings(name, []), decoder=TINY, bundle=None, latency=latency_table(2))
+    )
     counts, expected = sampled(make, SHARP), joint(SHARP)
     assert far(counts, expected * RUNS) > 1e-4
     assert np.abs(counts / RUNS - expected).sum() / 2 < 2.8 / RUNS**0.5, "total variation"

@@ -71,9 +71,7 @@ class GgufFile:
         self._joined = dict[str, tuple[str, str]]()
         for name, place in index.tensors.items():
             if GATE_UP in name and len(place.shape) == 3 and place.shape[1] % 2 == 0:
-                halves = [name.replace(GATE_UP, half) for half in HALVES]
-                if self._places.keys().isdisjoint(halves):
-                    self._split(name, dict.fromkeys(halves, place.shape[1] // 2))
+                self._split(name, {name.replace(GATE_UP, half): place.shape[1] // 2 for half in HALVES})
             elif layout.gates_joined and GATE in name:
                 self._join(name.replace(GATE, QKV), name)
         kind = next((key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == index.architecture), None)
@@ -110,10 +108,9 @@ class GgufFile:
             if name not in self._numbers
             for part in parts_of(name)
         }
-        for name in expected:
-            joined = name.replace(THIRDS[0], QKV)
+        for name in [name for name in expected if THIRDS[0] in name]:
             thirds = [name.replace(THIRDS[0], third) for third in THIRDS]
-            if joined in places and places.keys().isdisjoint(thirds):
+            if (joined := name.replace(THIRDS[0], QKV)) in places:
                 self._split(joined, {third: expected[third][0] for third in thirds if third in expected})
         kinds = {_of_all_layers(name) for name in places}
         missing = [
@@ -181,12 +178,13 @@ class GgufFile:
     def _split(self, name: str, parts: Mapping[str, int]) -> None:
         """Let a tensor [out] or [out, in], or one of experts [experts, out, in], be parts of some of its outputs.
 
-        `parts` gives their numbers of outputs by their names. It stays whole if these are not all of its own, and if it
-        has blocks that hold several of them.
+        `parts` gives their numbers of outputs by their names. It stays whole if one of these is there, if they are not
+        all of its own outputs, and if it has blocks that hold several of them.
         """
         place = self._places[name]
         axis = 1 if len(place.shape) == 3 else 0
-        if sum(parts.values()) != place.shape[axis] or (len(place.shape) == 1 and place.dtype not in DTYPES.values()):
+        in_blocks = len(place.shape) == 1 and place.dtype not in DTYPES.values()
+        if in_blocks or sum(parts.values()) != place.shape[axis] or not self._places.keys().isdisjoint(parts):
             return
         begin = 0
         for part, count in parts.items():
