@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import runpy
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,11 +31,13 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         self.work = TemporaryDirectory()
         libraries = {form: Path(self.work.name, native["form_name"](form)) for form in forms}
-        try:
-            with ThreadPoolExecutor() as pool:
-                list(pool.map(native["compile_library"], libraries, libraries.values()))
-        except (OSError, subprocess.SubprocessError) as error:
-            self.app.display_warning(f"The wheel has no compiled code, and needs a C compiler where it runs: {error}")
+        with ThreadPoolExecutor() as pool:
+            compiling = {form: pool.submit(native["compile_library"], form, to) for form, to in libraries.items()}
+        for form, compiled in compiling.items():
+            if error := compiled.exception():
+                self.app.display_warning(f"The wheel needs a C compiler on processors with {form}: {error}")
+                del libraries[form]
+        if not libraries:
             return
         # They need nothing but the C library, and of that the newest of the versions that their symbols name.
         needed = b"".join(each.read_bytes() for each in libraries.values())

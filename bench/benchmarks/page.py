@@ -16,12 +16,12 @@ from ssd_runtime.planning.auto.controller import MIN_ADVANTAGE
 PAGE = Path("docs/benchmarks.md")
 QUOTING = (Path("README.md"), *sorted(Path("docs/guide").glob("*.md")))
 """Texts that quote figures of the page."""
-KERNELS = {"avx2-": "AVX2", "vnni": "AVX-512 VNNI", "neon": "NEON"}
+KERNELS = {"avx2-": "AVX2", "avxvnni": "AVX-VNNI", "vnni": "AVX-512 VNNI", "neon": "NEON"}
 """Instruction sets by what the names of our kernels have in them."""
 GENERATIONS = {"15cbad": "Zen 3", "9591bf": "Zen 3", "bb96a4": "Zen 4", "704f50": "Zen 5"}
 """Generations of processors whose names say none, by the digests of those that were met (`device_identity`)."""
-QUOTED = "vnni"
-"""The part of these names by which texts choose among machines."""
+QUOTED = KERNELS["vnni"]
+"""The instruction set by which texts choose among machines."""
 QUOTE = re.compile(r"<!--f ([\w.-]+): (.+?)-->(.*?)<!--/f-->", re.DOTALL)
 """A quoted figure: its part, its key, and the text that is written between the marks."""
 GLANCE = (
@@ -141,7 +141,7 @@ def value(outcomes: Mapping[str, Sequence[Outcome]], part: str, key: str) -> str
     known_of_part = [each for each in outcomes.get(part, []) if wanted in ("", generation(each))]
     parts_of = Counter(machine(each) for some in outcomes.values() for each in some)
     # Of equals, the first: the latest.
-    outcome = max(known_of_part, key=lambda each: (QUOTED in _kernels(each), parts_of[machine(each)]), default=None)
+    outcome = max(known_of_part, key=lambda each: (QUOTED in machine(each), parts_of[machine(each)]), default=None)
     if outcome is None:
         return "not measured"
     if key == "machine":

@@ -122,9 +122,7 @@ def test_the_installed_wheel_decodes_packed_weights_without_a_compiler(clean: Cl
     assert all(Path(file).is_relative_to(clean.packages) for file in modules)
     engine = Engine.open(model=str(tmp_path / "model.gguf"), weights="packed", draft_bits="none")
     [answer] = engine.generate(["abc"], RunSettings(max_new_tokens=8, strategy="plain"))
-    for form, (token_ids, loaded) in zip(
-        ("avx2" if ours.instructions == "avx2-" else "vnni", "avx2"), told, strict=True
-    ):
+    for form, (token_ids, loaded) in zip((ours.instructions.removesuffix("-"), "avx2"), told, strict=True):
         assert loaded == [str(clean.packages / "ssd_runtime" / "weights" / "native" / form_name(form))]
         assert token_ids == answer.generation.token_ids
 

@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 import torch
 
+from ssd_runtime.devices.device import processor_flags
+from ssd_runtime.weights.native.forms import FORMS
 from ssd_runtime.weights.native.library import Library, library
-
-AVX2 = "avx2-"
 
 
 @pytest.fixture
@@ -22,24 +22,29 @@ def threads() -> Iterator[None]:
 
 
 @cache
-def _without_avx512() -> Library:
+def _narrower(form: str) -> Library:
+    """The code for processors without AVX-512; where AVX-VNNI is missing too, its instruction is AVX-512's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SSD_NATIVE", "avx2")
+        if not processor_flags() >= FORMS[form].needed:
+            patch.setitem(FORMS, form, FORMS["vnni"]._replace(flags=(*FORMS["vnni"].flags, "-DNARROW")))
+        patch.setenv("SSD_NATIVE", form)
         found = library.__wrapped__()
-    assert found.instructions == AVX2
+    assert found is not None
+    assert found.instructions.removesuffix("-") == form
     return found
 
 
-@pytest.fixture(params=["1", "avx2"], ids=["best instructions", "AVX2"])
+@pytest.fixture(params=["1", "avxvnni", "avx2"], ids=["best instructions", "AVX-VNNI", "AVX2"])
 def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """The code for this processor; and that for processors without AVX-512, if this one has it."""
+    """The code for this processor, and that for those with fewer instructions."""
     best = library()
     if best is None:
         pytest.skip("needs AVX2 and a C compiler")
     if request.param == "1":
         return best
-    if best.instructions == AVX2:
-        pytest.skip("this processor's best instructions are AVX2")
-    plain = _without_avx512()
-    monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: plain)
-    return plain
+    faster = [*FORMS][: [*FORMS].index(best.instructions.removesuffix("-")) + 1]
+    if request.param in faster:
+        pytest.skip("this processor has no more instructions")
+    narrower = _narrower(request.param)
+    monkeypatch.setattr("ssd_runtime.weights.kernels.native.library", lambda: narrower)
+    return narrower

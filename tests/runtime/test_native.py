@@ -12,6 +12,7 @@ from torch.nn.functional import silu
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.kernels.huge_pages import HugePages
 from ssd_runtime.weights.kernels.native import GROUP
+from ssd_runtime.weights.native import forms
 from ssd_runtime.weights.native import library as native
 from ssd_runtime.weights.native.forms import FORMS
 from ssd_runtime.weights.native.library import library
@@ -82,11 +83,17 @@ def test_a_draft_reads_its_weights_memory_and_runs_where_it_does() -> None:
     assert not kernel.draft(x).any()
 
 
-def test_without_a_compiler_there_is_no_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("compiler", ["", "false"], ids=["none", "a failing one"])
+def test_without_a_compiler_there_is_no_library(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor a word of a compile."""
     monkeypatch.setenv("SSD_CACHE", str(tmp_path))
-    monkeypatch.setenv("CC", "false")
+    monkeypatch.setenv("CC", compiler)
+    monkeypatch.setattr(forms, "COMPILERS", ())
     assert library.__wrapped__() is None
     assert not list(tmp_path.rglob("*.so"))
+    assert bool(capsys.readouterr().err) == bool(compiler)
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,5 +126,5 @@ def test_a_missing_compiler_is_told_only_where_one_would_help(
 
 def test_an_unknown_setting_of_the_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSD_NATIVE", "sse")
-    with pytest.raises(UserError, match="SSD_NATIVE: expected 0 or avx2, got 'sse'"):
+    with pytest.raises(UserError, match="SSD_NATIVE: expected 0, avx2 or avxvnni, got 'sse'"):
         native.wanted()

@@ -1,8 +1,20 @@
-/* Vectors of 8 floats, for processors with AVX2, FMA and F16C. */
+/* Vectors of 8 floats, for processors with AVX2, FMA and F16C, some of which have AVX-VNNI. */
 #pragma once
 
 #define LANES 8
+#if defined(__AVXVNNI__) || defined(__AVX512VNNI__)
+#define INSTRUCTIONS "avxvnni"
+#ifdef __AVXVNNI__
+#define VPDPBUSD "%{vex%} vpdpbusd"
+#else
+#define VPDPBUSD "vpdpbusd"
+#endif
+#define SIGNED_BYTES 0 /* Whether levels that fill their bytes are less by 128 here. */
+#else
 #define INSTRUCTIONS "avx2-"
+#define SIGNED_BYTES 1
+#define IN_PAIRS /* Products are added in pairs of 16 bits first. */
+#endif
 typedef __m256 Floats;
 /* The levels of 8 outputs in a group of columns: of 8 times 4 columns, [8 outputs][4 columns] each. */
 typedef struct {
@@ -101,8 +113,6 @@ INLINE __m256i in_plane(const uint8_t *plane, int part, const int bits, const in
                             _mm256_set1_epi8((char)(((1 << bits) - 1) << up)));
 }
 
-#define SIGNED_BYTES 1 /* Whether levels that fill their bytes are less by 128 here. */
-
 /* The levels of the `part`-th LANES outputs of a block. */
 INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, const Format format) {
     const int low = reads_second(format) ? format.second : 0;
@@ -115,12 +125,14 @@ INLINE Levels levels_of(const uint8_t *block, const uint8_t *second, int part, c
         if (format.table)
             levels.of[q] = _mm256_shuffle_epi8(
                 _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)tables[format.table])), levels.of[q]);
-        if (fills_bytes(format))
+        if (SIGNED_BYTES && fills_bytes(format))
             levels.of[q] = _mm256_xor_si256(levels.of[q], _mm256_set1_epi8(-128));
     }
     return levels;
 }
 
+#define ABREAST 4
+#ifdef IN_PAIRS
 /* Most pairs of columns whose products a sum of 16 bits holds. Signed levels are at most 128: 2 * 128 * 127 = 32,512. */
 INLINE int pairs_at_once(const Format format) {
     return 32767 / (2 * 127 * (fills_bytes(format) ? 128 : largest_level(format)));
@@ -129,7 +141,6 @@ INLINE int pairs_at_once(const Format format) {
 /* Rows whose products are computed side by side. Each addition to a row's sum waits for the one before. Many rows of formats
  * with two scales take turns, since their sums would leave too few registers for the levels; with levels that fill their
  * bytes all rows do. */
-#define ABREAST 4
 INLINE int abreast(const Format format, const int count) {
     return fills_bytes(format) || (has_halves(format) && count > ABREAST) ? 1 : ABREAST;
 }
@@ -172,3 +183,18 @@ INLINE void dots(const Levels *levels, const int8_t *columns, const int count, c
         }
     }
 }
+#else
+INLINE int abreast(const Format format, const int count) {
+    (void)format;
+    (void)count;
+    return ABREAST;
+}
+
+/* sum + the products of levels with a row's 4 columns. */
+INLINE Ints add_products(Ints sum, __m256i levels, const int8_t *columns) {
+    __m256i row;
+    __asm__("vpbroadcastd %3, %1\n\t" VPDPBUSD " %1, %2, %0"
+            : "+x"(sum), "=&x"(row) : "x"(levels), "m"(*(const int32_t *)columns));
+    return sum;
+}
+#endif

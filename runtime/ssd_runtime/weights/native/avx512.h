@@ -132,15 +132,3 @@ INLINE Ints add_products(Ints sum, __m512i levels, const int8_t *columns) {
     __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(levels), "m"(*(const int32_t *)columns));
     return sum;
 }
-
-/* Add to `sums` the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
-INLINE void dots(const Levels *levels, const int8_t *columns, const int count, const Format format, const int begin,
-                 const int end, Ints *sums)
-{
-    (void)format;
-#pragma GCC unroll 8
-    for (int q = begin; q < end; q++)
-#pragma GCC unroll 2
-        for (int r = 0; r < count; r++)
-            sums[r] = add_products(sums[r], levels->of[q], columns + r * GROUP + 4 * q);
-}

@@ -46,6 +46,7 @@ def _x86(instructions: str, *tuning: str) -> Form:
 FORMS = {
     # GCC's generic tuning is for older processors, and takes 5% longer per step on those with AVX-512.
     "vnni": _x86("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni", "-mtune=icelake-server"),
+    "avxvnni": _x86("avx2 fma f16c avx_vnni"),
     # GCC puts sums off, or adds in another order, until products fill more than 16 registers. -O3 takes a quarter
     # longer, for nothing.
     "avx2": _x86("avx2 fma f16c", "-O2", "-fno-tree-ter", "-fno-tree-reassoc"),
@@ -68,17 +69,22 @@ def form_name(form: str) -> str:
     return f"sublayers-{form}-{hashed.hexdigest()[:16]}.so"
 
 
+def compiler() -> list[str]:
+    """The C compiler, with its arguments: `$CC` if that is set. Raises FileNotFoundError if there is none."""
+    found = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
+    if not found:
+        raise FileNotFoundError("no C compiler")
+    return found
+
+
 def compile_library(form: str, to: Path) -> None:
-    """Compile one of `FORMS` to the library `to`, with `$CC` if that is set. Writes another file beside it, too.
+    """Compile one of `FORMS` to the library `to`. Writes another file beside it, too.
 
     Raises OSError or SubprocessError if there is no compiler or it fails.
     """
-    compiler = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
-    if not compiler:
-        raise FileNotFoundError("no C compiler")
     compiled = to.with_suffix(".o")
     for command in (
-        [*compiler, *form_flags(form), "-o", str(compiled), str(FOLDER / SOURCES[0])],
-        [*compiler, "-o", str(to), str(compiled), *LINK_FLAGS],
+        [*compiler(), *form_flags(form), "-o", str(compiled), str(FOLDER / SOURCES[0])],
+        [*compiler(), "-o", str(to), str(compiled), *LINK_FLAGS],
     ):
         subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ssd_artifacts.files import cache_folder
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.device import processor_flags
-from ssd_runtime.weights.native.forms import COMPILERS, FOLDER, FORMS, compile_library, form_name
+from ssd_runtime.weights.native.forms import COMPILERS, FOLDER, FORMS, compile_library, compiler, form_name
 from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder
 
 POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -124,7 +124,7 @@ class Library:
 
 def wanted() -> bool:
     """Whether this processor has the instructions, and `SSD_NATIVE` is not 0."""
-    return _best_form() is not None
+    return bool(_forms())
 
 
 def missing_note() -> str | None:
@@ -141,21 +141,23 @@ def missing_note() -> str | None:
 
 @cache
 def library() -> Library | None:
-    """The C code, without AVX-512 if `SSD_NATIVE` is avx2; None where it is not `wanted`, or cannot be compiled."""
-    form = _best_form()
-    return None if form is None else _shipped(form) or _compiled_here(form)
+    """The C code in the first of `_forms` that is there or can be compiled; None if there is none.
+
+    Compilers that are older than a processor may know the instructions of a slower form alone.
+    """
+    return next(filter(None, (_shipped(form) or _compiled_here(form) for form in _forms())), None)
 
 
-def _best_form() -> str | None:
-    """The fastest form that this processor can run and `SSD_NATIVE` allows; None if there is none.
+def _forms() -> list[str]:
+    """The forms that this processor can run, the faster first, or the one among them that `SSD_NATIVE` names.
 
     Raises UserError for another value of that.
     """
-    if (asked := os.environ.get("SSD_NATIVE", "")) not in ("", "0", "1", "avx2"):
-        raise UserError(f"SSD_NATIVE: expected 0 or avx2, got {asked!r}; unset it for what the processor has")
-    forms = () if asked == "0" else ("avx2",) if asked == "avx2" else FORMS
+    asked = os.environ.get("SSD_NATIVE", "")
+    if asked not in ("", "0", "1", *FORMS):
+        raise UserError(f"SSD_NATIVE: expected 0, avx2 or avxvnni, got {asked!r}; unset it for what the processor has")
     flags = processor_flags()
-    return next((form for form in forms if flags >= FORMS[form].needed), None)
+    return [form for form, each in FORMS.items() if flags >= each.needed and asked in ("", "1", form)]
 
 
 def _shipped(form: str) -> Library | None:
@@ -198,8 +200,12 @@ def _kept(path: Path) -> Library | None:
 
 
 def _compiled(folder: Path, form: str) -> int:
-    """Compile the library of a form into a private folder, and open it. Raises OSError or SubprocessError."""
+    """Compile the library of a form into a private folder, and open it.
+
+    Raises OSError or SubprocessError, without a compiler before the user is told of a compile.
+    """
     name = form_name(form)
+    compiler()
     print("note: compiling C code for this processor, which takes a minute or more", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         work = Path(temporary)

@@ -152,16 +152,8 @@ INLINE int abreast(const Format format, const int count) {
     return has_halves(format) ? 1 : ABREAST;
 }
 
-/* Add to `sums` the products of the outputs' levels with those of `count` rows, in 4 times `begin` to `end` columns. */
-INLINE void dots(const Levels *levels, const int8_t *columns, const int count, const Format format, const int begin,
-                 const int end, Ints *sums)
-{
-    (void)format; /* All levels are below 128 here. */
-#pragma GCC unroll 8
-    for (int q = begin; q < end; q++)
-#pragma GCC unroll 4
-        for (int r = 0; r < count; r++) {
-            const int8x16_t row = vreinterpretq_s8_s32(vdupq_n_s32(((const int32_t *)(columns + r * GROUP))[q]));
-            sums[r] = HALVES(Ints, vdotq_s32(sums[r].of[h], vreinterpretq_s8_u8(levels->of[q][h]), row));
-        }
+/* sum + the products of levels, which are all below 128 here, with a row's 4 columns. */
+INLINE Ints add_products(Ints sum, const uint8x16_t *levels, const int8_t *columns) {
+    const int8x16_t row = vreinterpretq_s8_s32(vdupq_n_s32(*(const int32_t *)columns));
+    return HALVES(Ints, vdotq_s32(sum.of[h], vreinterpretq_s8_u8(levels[h]), row));
 }
