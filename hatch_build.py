@@ -35,7 +35,7 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             compiling = {form: pool.submit(native["compile_library"], form, to) for form, to in libraries.items()}
         for form, compiled in compiling.items():
             if error := compiled.exception():
-                self.app.display_warning(f"The wheel needs a C compiler on processors with {form}: {error}")
+                self.app.display_warning(f"The wheel has no compiled code for {form}: {error}")
                 del libraries[form]
         if not libraries:
             return
