@@ -83,7 +83,7 @@ def test_a_draft_reads_its_weights_memory_and_runs_where_it_does() -> None:
     assert not kernel.draft(x).any()
 
 
-@pytest.mark.parametrize("compiler", ["", "false"], ids=["none", "a failing one"])
+@pytest.mark.parametrize("compiler", ["", "false", "gcc -D__clang__"], ids=["none", "a failing one", "no GCC"])
 def test_without_a_compiler_there_is_no_library(
     compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,7 +135,7 @@ def missing_note() -> str | None:
         return found.note
     return (
         "the C code for this processor could not be compiled, so light drafts and packed weights use slower kernels; "
-        f"install {COMPILERS[0]}, or name another compiler in $CC"
+        f"install {COMPILERS[0]}, or name one in $CC"
     )
 
 
@@ -206,7 +206,7 @@ def _compiled(folder: Path, form: str) -> int:
     """
     name = form_name(form)
     compiler()
-    print("note: compiling C code for this processor, which takes a minute or more", file=sys.stderr)
+    print(f"note: compiling C code for this processor ({form}), which takes a minute or more", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         work = Path(temporary)
         compile_library(form, work / name)

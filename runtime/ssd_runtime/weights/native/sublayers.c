@@ -1,4 +1,7 @@
 /* Sub-layers of a decoder on fp32 rows and weights of 2 to 16 bits, for processors with AVX-512 VNNI, AVX2 or NEON. */
+#ifdef __clang__
+#error "Only GCC's code runs on the threads of torch's OpenMP library."
+#endif
 #include "checks.h"
 
 /* Beginning of kernels' names: the instructions that this code was compiled for. */
