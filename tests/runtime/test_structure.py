@@ -178,6 +178,41 @@ def test_characters_of_several_tokens_are_cut_as_plain_and_stock_decoding_cut_th
         assert forced in (None, plain[place])
 
 
+LETTERS = [LOADED.tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "abc"]
+
+
+def cut_otherwise_from_the_middle(letters: list[int]) -> tuple[Structure, list[int]]:
+    """A structure and an answer in it, with forced texts of which `'s` is a token of the second half alone."""
+    structure = Structure.regex("([a-c]:'sthe){6}")
+    matcher, answer = GRAMMARS.compiled(structure).matcher(), list[int]()
+    while not (answer and matcher.completes(answer)):
+        forced = matcher.forced(answer, ())
+        answer.append(letters[len(answer) % len(letters)] if forced is None else forced)
+    return structure, answer
+
+
+@settings(max_examples=100)
+@given(letters=st.lists(st.sampled_from(LETTERS), min_size=1, max_size=6), seed=st.integers(0, 9999))
+def test_a_forced_text_is_cut_as_it_began_whatever_is_drafted_around_it(letters: list[int], seed: int) -> None:
+    structure, answer = cut_otherwise_from_the_middle(letters)
+    matcher, draw = GRAMMARS.compiled(structure).matcher(), random.Random(seed)
+    for known in range(len(answer)):
+        for end in range(known, min(known + draw.randrange(1, 12), len(answer))):
+            assert matcher.forced(answer[:known], answer[known:end]) in (None, answer[end])
+
+
+def test_an_answer_that_goes_on_within_a_forced_text_ends_as_it_would_have() -> None:
+    settings = RunSettings("plain", max_new_tokens=40, structure=cut_otherwise_from_the_middle(LETTERS)[0])
+    engine = Engine(LOADED)
+    [whole] = engine.generate(["abc"], settings)
+    ids = whole.generation.token_ids
+    for cut in range(len(ids)):
+        request = engine.add_request("abc", settings, answered=ids[:cut])
+        while not request.done:
+            engine.step()
+        assert request.outcome().generation.token_ids == ids
+
+
 def test_a_long_run_of_certain_tokens_is_found_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """To find it takes milliseconds, for which all other sequences wait."""
     text = "the river " * 400

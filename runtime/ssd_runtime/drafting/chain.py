@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from ssd_artifacts.domain_config import MAX_DRAFT
 from ssd_runtime.drafting.on_device import DeviceChain, Step, is_unsure
 from ssd_runtime.drafting.tree import Draft, Origin
+from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
 from ssd_runtime.model.runner import Work
 from ssd_runtime.sampling.argmax import candidates
 from ssd_runtime.sequence.session import Session
@@ -17,8 +19,9 @@ from ssd_runtime.sequence.session import Session
 Branching = tuple[tuple[float, int], ...]
 """Pairs (p, k) with ascending p: a place whose token has a probability of at most p has k candidates in all."""
 CHAIN: Branching = ()
-MOST_SIBLINGS = 64
-"""Most siblings of a draft: a cache has room for twice the context, and verifying more never pays."""
+MOST_SIBLINGS = SPARE_SLOTS - MAX_DRAFT - 1
+"""Most siblings of a draft. With the longest draft and the token before it they fill the slots that each sequence has
+to spare; verifying more never pays."""
 
 
 class Chain(ABC):

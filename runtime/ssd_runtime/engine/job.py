@@ -69,8 +69,9 @@ class Job(Generic[T]):
             with guard_memory("decoding", self.session.decoder.device, DECODING_REMEDY):
                 self.request = self._next(answer)
         except StopIteration as stop:
-            self.result = stop.value
-            self._end()
+            if not self._cancelled:  # by its own callback, which was given its last tokens
+                self.result = stop.value
+            self._end(keep=not self._cancelled)
         except PoolFull:
             self._fail_of_memory()
         except Exception as error:  # raised where the result is asked for, so that other jobs go on

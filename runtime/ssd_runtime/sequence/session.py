@@ -286,6 +286,9 @@ class Session(TokenSequence):
         self.cache.rewind(prompt.tokens)
         self._states = prompt.states.copy()
         self._sampler.restart(prompt.tokens - answered, answered)
+        if answered and self.matcher is not None:
+            for end in range(prompt.tokens - answered, prompt.tokens):  # forced texts go on as they have begun
+                self.matcher.forced(self.ids[:end], ())
         if self._is_long(self.committed) != self.cache.long:
             self._compute_again(not self.cache.long)
 

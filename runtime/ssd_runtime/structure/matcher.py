@@ -48,10 +48,9 @@ class Matcher:
         """Number of the answer's tokens that are known."""
         self._ahead: list[int] = []
         """Tokens after these that the state has consumed."""
-        self._run: list[int] = []
-        """Tokens that were found to be forced, one after another."""
-        self._run_start = 0
-        """Number of the answer's tokens before these."""
+        self._runs: list[tuple[int, list[int]]] = []
+        """Tokens on the way there that were found to be forced, one after another, and the number of those before them.
+        A run that is left for a time stays: from its middle, its text might be cut into other tokens."""
 
     def masked(self, logits: Tensor, known: Sequence[int], path: Sequence[int]) -> Tensor:
         """A copy of `logits` [vocabulary] with minus infinity for tokens that the grammar does not allow.
@@ -74,15 +73,18 @@ class Matcher:
         if self._state.is_stopped():
             return next(iter(self._eos_ids)) if len(self._eos_ids) == 1 else None
         here = self._final + len(self._ahead)
-        place = here - self._run_start
-        if not (0 <= place < len(self._run) and self._since_run(known, path)[:place] == self._run[:place]):
+        start, run = self._runs[-1] if self._runs else (here, [])
+        place = here - start
+        if not (place < len(run) and self._since(start, known, path)[:place] == run[:place]):
             # To find a long run takes long. A text may also be cut into other tokens than those of its run.
-            self._run, self._run_start, place = self._state.compute_ff_tokens()[:MOST_RUN], here, 0
+            run, place = self._state.compute_ff_tokens()[:MOST_RUN], 0
             self._require_bounded()
             # Asked within a character, llguidance cuts the bytes that follow into other tokens.
-            whole = next((at for at, token in enumerate(self._run) if "\ufffd" in self._text_of([token])), MOST_RUN)
-            del self._run[whole + 1 :]
-        return self._run[place] if self._run else None
+            whole = next((at for at, token in enumerate(run) if "\ufffd" in self._text_of([token])), MOST_RUN)
+            del run[whole + 1 :]
+            if run:
+                self._runs.append((here, run))
+        return run[place] if run else None
 
     def allows(self, known: Sequence[int], path: Sequence[int], token: int) -> bool:
         """Whether the grammar allows `token`; not after a path that it does not allow, or that ends the answer."""
@@ -98,9 +100,9 @@ class Matcher:
             self.restart(0)
         return self._go(answer, ()) and self._state.is_stopped()
 
-    def _since_run(self, known: Sequence[int], path: Sequence[int]) -> list[int]:
-        """The answer's tokens from where the latest run of forced tokens begins."""
-        begin = self._first + self._run_start
+    def _since(self, start: int, known: Sequence[int], path: Sequence[int]) -> list[int]:
+        """The answer's tokens from number `start` on."""
+        begin = self._first + start
         return [*known[begin:], *path[max(0, begin - len(known)) :]]
 
     def _go(self, known: Sequence[int], path: Sequence[int]) -> bool:
@@ -115,8 +117,7 @@ class Matcher:
             common += 1
         if common < len(self._ahead):
             self._state.rollback(len(self._ahead) - common)
-            if self._final + common < self._run_start:
-                self._run = []
+            self._runs = [each for each in self._runs if each[0] <= self._final + common]
         del self._ahead[common:]
         rest = target[common:]
         end = next((place for place, token in enumerate(rest) if token in self._eos_ids), len(rest))
@@ -130,6 +131,7 @@ class Matcher:
         if self._final < number <= self._final + len(self._ahead):
             del self._ahead[: number - self._final]
             self._final = number
+            self._runs = [each for each in self._runs if each[0] + len(each[1]) > number]
         return consumed == len(rest)
 
     def _require_bounded(self) -> None:

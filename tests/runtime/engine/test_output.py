@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import pytest
 from hypothesis import example, given
@@ -67,6 +68,23 @@ def test_pieces_add_up_to_the_text(kind: Kind, text: str, sizes: list[int], cut:
     stream.close()
     assert "".join(written) == kind.text(ids)
     assert text.startswith(kind.text(ids).rstrip("\ufffd"))
+
+
+@each_kind
+@given(data=st.data(), sizes=st.lists(st.integers(1, 5), max_size=20))
+def test_pieces_of_broken_characters_add_up_to_one_text(kind: Kind, data: st.DataObject, sizes: list[int]) -> None:
+    """Whatever the number of tokens that come at once."""
+    ids = data.draw(st.permutations(kind.ids(data.draw(st.text(LETTERS, max_size=20)))))
+    texts = list[str]()
+    for ends in (range(1, len(ids) + 1), [*accumulate(sizes), len(ids)]):
+        written: list[str] = []
+        stream, begin = TextStream(kind.text, [], written.append), 0
+        for end in ends:
+            stream.feed(ids[begin:end])
+            begin = end
+        stream.close()
+        texts.append("".join(written))
+    assert texts[0] == texts[1]
 
 
 @each_kind

@@ -106,10 +106,10 @@ def test_every_cycle_is_reported_before_its_tokens(engine: Engine) -> None:
     assert tokens == [generation.token_ids[:1], *(cycle.tokens for cycle in generation.cycles)]
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(("own", "after"), [(False, 5), (True, 5), (True, 40)])
 @pytest.mark.parametrize("strategy", ["auto", "lookup", "plain"])
-def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool) -> None:
-    """It may cancel another request in the middle of a step, or its own; later prompts decode as plainly as before."""
+def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool, after: int) -> None:
+    """Another in the middle of a step, or its own, also with its last tokens; later prompts decode as plainly as before."""
     settings = RunSettings(strategy, max_new_tokens=40)
     texts = [f"{text} {text}" for text in TEXTS[:2]]
     plain = tokens(engine, texts, "plain", 40)
@@ -117,7 +117,7 @@ def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool) 
 
     def stop_one(ids: list[int]) -> None:
         seen.extend(ids)
-        if len(seen) >= 5:
+        if len(seen) >= after:
             engine.cancel(requests[0 if own else 1])
 
     requests += [engine.add_request(texts[0], settings, on_tokens=stop_one), engine.add_request(texts[1], settings)]

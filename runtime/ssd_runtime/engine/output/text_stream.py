@@ -34,8 +34,15 @@ class TextStream:
             self._write(self.skip(ids))
 
     def skip(self, ids: Sequence[int]) -> str:
-        """Add tokens whose text is not written; returns the part of it that is certain."""
-        self._ids += ids
+        """Add tokens whose text is not written; returns the part of it that is certain.
+
+        One after the other: what is certain of broken characters depends on the tokens that are known by then, and must
+        not on how many came at once.
+        """
+        return "".join([self._skipped(token) for token in ids])
+
+    def _skipped(self, token: int) -> str:
+        self._ids.append(token)
         self._held += self._new_text(CHARACTER - 1)
         cut = len(cut_at_stop(self._held, self._stops))
         if cut == len(self._held):
