@@ -34,7 +34,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Yield a temporary file beside `path` that replaces it when the block succeeds, and is removed when it raises."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with _named(path):
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with _named(path):
             with os.fdopen(handle, "wb") as file:
@@ -48,11 +49,12 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that names no file, such as the error of a full disk."""
+    """Add `path` to an OSError that names no file, as of a full disk, or a temporary one beside it."""
     try:
         yield
     except OSError as error:
-        if error.filename is None and error.errno is not None:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if error.errno is not None and (named is None or named.name.startswith(f".{path.name}.")):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 

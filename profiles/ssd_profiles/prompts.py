@@ -80,6 +80,8 @@ def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) ->
     for name, value in (("category", category), ("domain", domain)):
         if value is not None and not isinstance(value, str):
             raise UserError(f"{where}: {name} must be text, got {type(value).__name__}")
+    if "prompt" in record and "turns" in record:
+        raise UserError(f"{where}: has both `prompt` and `turns`; omit one of them")
     if "messages" in record:
         messages = _messages(record["messages"], where)
         return Prompt(identity, messages=messages, category=category, domain=domain)
@@ -87,7 +89,8 @@ def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) ->
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
         names = printable(", ".join(list(record)[:6])) or "no fields"
         raise UserError(
-            f"{where}: needs `prompt` (text), `messages` or `turns` (a list of texts), but has {names}; rename a field"
+            f"{where}: needs `prompt` (text), `messages` or `turns` (a list of texts), "
+            f"but has {names}; give one of the three"
         )
     turns = turns if all_turns else turns[:1]
     if not all(turn.strip() for turn in turns):

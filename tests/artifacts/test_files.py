@@ -64,6 +64,10 @@ def test_a_full_disk_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OSError, match=r"No space left on device: .*folder"), new_folder(tmp_path / "folder"):
         full()
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / "f.txt").mkdir()
+    with pytest.raises(IsADirectoryError) as error:
+        write_atomically(tmp_path / "f.txt", "x")
+    assert error.value.filename == str(tmp_path / "f.txt")
 
 
 TENSORS = {f"layer.{i}.weight": np.arange(9000, dtype=np.float32) + i for i in range(3)}

@@ -40,6 +40,7 @@ def test_all_three_forms(tmp_path: Path) -> None:
         ('{"prompt": "  "}', "empty"),
         ('{"prompt": 3}', "needs"),
         ('{"turns": []}', "needs"),
+        ('{"prompt": "a", "turns": ["b"]}', "both"),
         ('{"prompt": "a", "id": ' + "1" * 5000 + "}", ":1: not JSON"),
         ('{"messages": [{"role": "user"}]}', "messages"),
         ('{"prompt": "a", "category": 3}', "category"),

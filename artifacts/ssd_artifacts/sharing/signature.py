@@ -51,6 +51,11 @@ def require_signature(folder: Path, public_key: Path, where: str) -> None:
     hashing = _library("hashing", "--require-signature")
     try:
         config = verifying.Config().use_elliptic_key_verifier(public_key=public_key)
+    except Exception as error:
+        raise UserError(
+            f"--require-signature: {public_key} is no public key ({first_line(error)}); give its signer's"
+        ) from None
+    try:
         # The library prints what differs.
         with contextlib.redirect_stdout(io.StringIO()):
             config.set_hashing_config(hashing.Config()).verify(folder / MANIFEST, signature)

@@ -96,7 +96,7 @@ def run_guarded(work: Callable[[], object]) -> None:
     except _USAGE_ERROR as error:
         # Of a command group without arguments, Typer has printed the help.
         helped = type(error).__name__ == "NoArgsIsHelpError"
-        code = BAD_INPUT if helped else complain(f"{error.format_message().rstrip('.')}. See --help.")
+        code = BAD_INPUT if helped else complain(_sentence(error.format_message()) + " See --help.")
     except (BrokenPipeError, ClosedOutputError, SystemExit) as error:
         # rich, which prints help and tables, turns the first into the last, with the code of outputs that differ.
         if isinstance(error, SystemExit) and not isinstance(error.__context__, BrokenPipeError):
@@ -110,6 +110,10 @@ def run_guarded(work: Callable[[], object]) -> None:
     if code == INTERRUPTED:
         complain("interrupted")
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def complain(message: str) -> int:

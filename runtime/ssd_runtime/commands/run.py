@@ -116,6 +116,8 @@ def run(
         engine = open_engine(source, load_settings, _note, measure_later=not output.compare)
         # The first runner takes a look at the device, or copies weights, for which the user waits too.
         runner = engine.runner(settings, None if output.as_json or given.samples else write)
+    if not (prompts.raw or engine.loaded.tokenizer.chat_template):
+        _note("the model has no chat template: messages are joined without their roles, as with --raw")
     if output.explain:
         print(engine.decoder.memory, file=sys.stderr)
     answers = _Answers(

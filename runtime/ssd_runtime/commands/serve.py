@@ -67,6 +67,7 @@ def serve(
         )
     cache_bytes = read_size(limits.kv_memory, "--kv-memory")
     template = server.template
+    origins = server.allowed_origins
     scale = _scale(cluster, model, server, record)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     log.setLevel(logging.INFO)
@@ -94,7 +95,7 @@ def serve(
         max_body_bytes=limits.max_body_bytes,
         cache_bytes=cache_bytes,
         chat_template=template,
-        allowed_origins=tuple(server.allow_origin or ()),
+        allowed_origins=origins,
         allowed_hosts=server.allowed_hosts,
         temperature=server.temperature,
         page=not server.no_page,

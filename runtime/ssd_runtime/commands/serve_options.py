@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -73,6 +74,15 @@ class ServerOptions:
     def allowed_hosts(self) -> tuple[str, ...] | None:
         """Names that requests may reach the server under, besides those of this machine; None for all."""
         return tuple(self.allow_host or ()) if self.allow_host or is_local(self.host) else None
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        """Origins as browsers send them. Raises UserError for what can be none."""
+        origins = [origin.lower().rstrip("/") for origin in self.allow_origin or ()]
+        for origin in origins:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):
+                raise UserError(f"--allow-origin: {origin!r} is no origin; give one such as https://chat.example, or *")
+        return tuple(origins)
 
     @property
     def template(self) -> str | None:

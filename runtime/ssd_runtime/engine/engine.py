@@ -35,7 +35,7 @@ from ssd_runtime.loading.models import load_model
 from ssd_runtime.loading.source import read_source
 from ssd_runtime.planning.strategy import MakePlanner
 from ssd_runtime.profiling.kernel_choice import fitted_decoder
-from ssd_runtime.weights.draft_bits import DraftBits
+from ssd_runtime.weights.draft_bits import DraftBits, read_draft_bits
 
 
 class IgnoredSettingsWarning(UserWarning):
@@ -99,7 +99,7 @@ class Engine:
             self.decoder,
             bundle,
             model_key=config_sha256(loaded.model.config.to_dict()),
-            draft_bits=draft_bits,
+            draft_bits=read_draft_bits(draft_bits),
             say=say,
             later=measure_later,
         )
@@ -325,6 +325,8 @@ class Engine:
 
         Prompt n has the seed of `settings` + n - 1. Only the first turn of a `Prompt` is decoded.
         """
+        if isinstance(prompts, str):  # whose characters would be prompts
+            raise UserError("prompts: expected a list of them, got one text; give [prompt]")
         settings = settings or RunSettings()
         requests = list[Request]()
         try:

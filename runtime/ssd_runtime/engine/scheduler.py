@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,6 +74,8 @@ class Scheduler:
         """Paused jobs in resume order. The newest job is paused first, so the oldest comes first here."""
         self._running: list[Job[Any]] = []
         """Running jobs, the oldest first."""
+        self._stepping = Lock()
+        """Held by a step, within which no other may begin."""
         self._steps = 0
         """Steps with a forward of the full model so far."""
         self._clock = clock or (lambda: 0.0)  # a clock that stands still, so that no limit is reached
@@ -140,9 +144,10 @@ class Scheduler:
         After that, jobs request heads and draft forwards until each of them waits for the full model again. If the time
         for drafts is up before, those that are behind go on in the next step, after the others' forward.
         Requests that are alike (`Forward.key`) share a forward: of the full model all, except for those that keep
-        states and those that go on after an early exit. Ctrl-C takes effect at the end of the step.
+        states and those that go on after an early exit. Ctrl-C takes effect at the end of the step. Raises UserError
+        within another step, of a callback's or another thread's.
         """
-        with uninterrupted():
+        with uninterrupted(), self._alone():
             self._make_room()
             known = len(self._running)
             ended = self._admit()
@@ -156,6 +161,18 @@ class Scheduler:
             ended += [job for job in self._running if job.done]
             self._running = [job for job in self._running if not job.done]
             return ended
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._stepping.acquire(blocking=False):
+            raise UserError(
+                "requests: a step is running; callbacks may add and cancel requests, but neither step nor generate, and "
+                "a runner serves one thread"
+            )
+        try:
+            yield
+        finally:
+            self._stepping.release()
 
     def _make_room(self) -> None:
         """Reserve the slots of every running job's next cycle; the latest jobs are paused for older ones."""

@@ -48,6 +48,12 @@ class RunSettings:
     structure: Structure | None = None
     """The shape that answers are held to; None for free text."""
 
+    def __post_init__(self) -> None:
+        if isinstance(self.stops, str):  # its characters would be stops
+            raise UserError("stops: expected several texts, got one; give (text,)")
+        if not all(self.stops):
+            raise UserError("stops: an empty text would end every answer at once; omit it")
+
     def of_prompt(self, number: int) -> RunSettings:
         """The settings of one prompt among several, counted from 0: with a seed of its own."""
         return replace(self, sampling=replace(self.sampling, seed=self.sampling.seed + number))

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ssd_profiles.errors import first_line
 from ssd_profiles.printable import printable
+from ssd_runtime.devices.memory import return_freed
 from ssd_runtime.structure.matcher import Matcher
 from ssd_runtime.structure.structure import STYLE, Structure, StructureError
 
@@ -149,9 +150,11 @@ class Grammars:
             backend = copy(self._hf.backend_tokenizer)
             backend.no_padding()
             backend.no_truncation()
-            return LLTokenizer(
+            found = LLTokenizer(
                 _plain(backend.to_str()), n_vocab=self._vocabulary, eos_token=ends or self._hf.eos_token_id
             )
+            return_freed()  # its JSON takes hundreds of MB on the way
+            return found
         except Exception as error:  # whatever it raises says that it cannot read this tokenizer
             raise StructureError(
                 f"structure: the tokenizer cannot be held to a grammar ({first_line(error)}); omit the structure"

@@ -230,3 +230,14 @@ def test_each_of_several_answers_is_named_where_a_person_reads_them(
 def test_the_closing_line_counts_prompts_that_failed() -> None:
     assert Summary(failed=2, total=Tally(prompts=3, tokens=9)).closing_line.endswith("2 prompts failed")
     assert "failed" not in Summary(total=Tally(prompts=3, tokens=9)).closing_line
+
+
+def test_ctrl_c_while_modules_are_imported_ends_with_one_line() -> None:
+    """After that it is Python's own again."""
+    code = (
+        "import signal\nfrom ssd_runtime.commands.start import starting\nwith starting():\n    pass\n"
+        "try:\n    signal.raise_signal(2)\nexcept KeyboardInterrupt:\n    print('raised', flush=True)\n"
+        "with starting():\n    signal.raise_signal(2)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "raised\n", "error: interrupted\n")

@@ -208,6 +208,14 @@ def test_what_is_missing_is_said(loaded: LoadedModel) -> None:
         Engine(loaded).runner(RunSettings(max_new_tokens=0)).answer(QUESTION)
     with pytest.raises(UserError, match="top_p has no effect"):
         SamplingParams(top_p=0.9)
+    with pytest.raises(UserError, match="a list of them, got one text"):
+        Engine(loaded).generate(QUESTION)
+    with pytest.raises(UserError, match="several texts, got one"):
+        RunSettings(stops="END")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="an empty text"):
+        RunSettings(stops=("END", ""))
+    with pytest.raises(UserError, match="expected one of auto, 8, 4, none, got '5'"):
+        Engine(loaded, draft_bits="5")  # type: ignore[arg-type]
 
 
 def test_a_busy_machine_is_said() -> None:

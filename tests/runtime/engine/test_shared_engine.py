@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ssd_profiles.errors import UserError
 from ssd_runtime import Engine, RunSettings
 from ssd_runtime.engine.interrupts import uninterrupted
 from ssd_runtime.engine.observed import Observation
@@ -109,7 +110,7 @@ def test_every_cycle_is_reported_before_its_tokens(engine: Engine) -> None:
 @pytest.mark.parametrize(("own", "after"), [(False, 5), (True, 5), (True, 40)])
 @pytest.mark.parametrize("strategy", ["auto", "lookup", "plain"])
 def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool, after: int) -> None:
-    """Another in the middle of a step, or its own, also with its last tokens; later prompts decode as plainly as before."""
+    """Another in the middle of a step, or its own, also with its last tokens; later prompts decode as before."""
     settings = RunSettings(strategy, max_new_tokens=40)
     texts = [f"{text} {text}" for text in TEXTS[:2]]
     plain = tokens(engine, texts, "plain", 40)
@@ -129,6 +130,21 @@ def test_a_callback_cancels_a_request(engine: Engine, strategy: str, own: bool, 
     assert other.outcome().generation.token_ids == plain[own]
     assert engine.scheduler.running == engine.scheduler.waiting == held(engine) == 0
     assert tokens(engine, texts, strategy, 40) == plain
+
+
+def test_a_callback_that_steps_fails_its_own_request_alone(engine: Engine) -> None:
+    plain = tokens(engine, TEXTS[:1], "plain", 12)
+
+    def ask_again(_: str) -> None:
+        engine.generate(TEXTS[:1])
+
+    settings = RunSettings("plain", max_new_tokens=12)
+    nested, other = engine.add_request(TEXTS[1], settings, ask_again), engine.add_request(TEXTS[0], settings)
+    while not (nested.done and other.done):
+        engine.step()
+    with pytest.raises(UserError, match="a step is running"):
+        nested.outcome()
+    assert [other.outcome().generation.token_ids] == plain == tokens(engine, TEXTS[:1], "plain", 12)
 
 
 @pytest.mark.parametrize("within", ["take", "extend", "give_back"])

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ssd_profiles.errors import UserError
+from ssd_runtime.commands.serve_options import ServerOptions
 from ssd_runtime.serving.http.keys import KEY_VARIABLE, ApiKeys, read_keys
 from ssd_runtime.serving.http.openai.requests.prompt_encoder import PromptEncoder
 from ssd_runtime.serving.http.openai.requests.requests import ChatRequest, read_request
@@ -152,6 +153,19 @@ def test_names_of_this_machine_are_served_and_others_refused(folder: Path) -> No
         for origin in [*(f"https://{host}" for host in FOREIGN), "null", "file://"]:
             status, message = ask_web(address, Origin=origin)
             assert (status, "--allow-origin" in message) == (403, True), origin
+
+
+@pytest.mark.parametrize(
+    "origin", ["chat.example", "foo", "https://", "https://a/b", "null", "file://", "https://a b", ""]
+)
+def test_what_can_be_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(UserError, match="--allow-origin"):
+        _ = ServerOptions(allow_origin=[origin]).allowed_origins
+
+
+def test_origins_are_told_as_browsers_send_them() -> None:
+    options = ServerOptions(allow_origin=["https://Chat.Example:8443/", "*"])
+    assert options.allowed_origins == ("https://chat.example:8443", "*")
 
 
 def test_what_is_allowed_is_served(folder: Path) -> None:

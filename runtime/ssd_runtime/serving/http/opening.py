@@ -55,6 +55,8 @@ def open_service(
         encoder = PromptEncoder(engine.loaded, options.chat_template, settings.longest_prompt)
         if options.chat_template is not None:
             encoder.check_template("the template")
+        elif not engine.loaded.tokenizer.chat_template:
+            note("the model has no chat template: messages are joined without their roles; --chat-template gives one")
         # The first requests would wait for these: a first look at this device, or copies of weights.
         for name, known in prepared.items():
             engine.planners(name, known)

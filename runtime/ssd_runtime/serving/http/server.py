@@ -89,6 +89,8 @@ class GracefulServer(uvicorn.Server):
         end.start()
         closing = asyncio.create_task(asyncio.to_thread(thread.close, self._grace))
         await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then, and asyncio's cancellation would be logged with a traceback
+            await self.lifespan.shutdown()
         await closing
 
     def _break_connections(self) -> None:
