@@ -55,15 +55,27 @@ class StandInMachine:
     ATTENTION, MLP, HEAD, EMBEDDING = 8e-4, 1.1e-3, 2e-3, 2e-4
     DRAFT_HEAD = 0.25
     """The head of a draft ÷ the whole one."""
+    LIGHT_ATTENTION, LIGHT_MLP, LIGHT_HEAD = 0.6, 0.5, 0.7
+    """Blocks on light copies of their weights ÷ in full."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: Callable[[float], float] = lambda _: 1.0) -> None:
         self.slowness = slowness
         self.time = 0.0
-        monkeypatch.setattr(SubLayers, "_attention", lambda _, layer, x, *__: self._spend(self.ATTENTION, x))
-        monkeypatch.setattr(SubLayers, "_mlp", lambda _, layer, x, *__: self._spend(self.MLP, x))
+        light = self.LIGHT_ATTENTION, self.LIGHT_MLP, self.LIGHT_HEAD
+        attention, mlp, head = ({True: share, False: 1.0} for share in light)
+        monkeypatch.setattr(
+            SubLayers,
+            "_attention",
+            lambda _, layer, x, batch, bits: self._spend(attention[bits > 0] * self.ATTENTION, x),
+        )
+        monkeypatch.setattr(
+            SubLayers, "_mlp", lambda _, layer, x, bits, inputs: self._spend(mlp[bits > 0] * self.MLP, x)
+        )
         share = {False: 1.0, True: self.DRAFT_HEAD}
         monkeypatch.setattr(
-            Decoder, "logits", lambda _, x, *__, drafting=False: self._spend(share[drafting] * self.HEAD, x)
+            Decoder,
+            "logits",
+            lambda _, x, bits=0, drafting=False: self._spend(head[bits > 0] * share[drafting] * self.HEAD, x),
         )
         embed = Embedding.__call__
         monkeypatch.setattr(Embedding, "__call__", lambda own, *ids: self._spend(self.EMBEDDING, embed(own, *ids)))

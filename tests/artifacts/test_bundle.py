@@ -12,10 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ssd_artifacts.bundle import Bundle, require_replaceable
+from ssd_artifacts.integrity import read_manifest
 from ssd_artifacts.successors import MOST_PAIRS, MOST_RANKS, SuccessorSet
 from ssd_profiles.errors import UserError
-from tests.bundles import bundle, fingerprint
+from ssd_profiles.mask import SubLayerPlan
+from tests.bundles import LAYERS, bundle, fingerprint, light_record
 from tests.damage import contents, edit_manifest, replace_text, rewrite, swap
+from tests.tables import with_light_costs
 
 
 def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
@@ -25,6 +28,23 @@ def test_round_trip_is_byte_stable(saved: Path, tmp_path: Path) -> None:
     assert loaded.domains == bundle().domains
     assert loaded.model == fingerprint()
     assert loaded.report == '{"Ω": 1}'
+
+
+@pytest.mark.parametrize("part", ["frontier", "rated", "latency"])
+def test_a_bundle_with_anything_light_is_of_the_second_format(part: str, tmp_path: Path) -> None:
+    given, mask = bundle(), SubLayerPlan.of(LAYERS, {2}).lightened(8)
+    domain = given.domains["one"]
+    if part == "frontier":
+        given = bundle(one=light_record("one", {mask: 0.9}), two=given.domains["two"])
+    elif part == "rated":
+        cost = domain.search.model_copy(update={"rated": [(mask.hex(), "light", 1.1)]})
+        given = bundle(one=domain.model_copy(update={"search": cost}), two=given.domains["two"])
+    else:
+        tables = {slug: with_light_costs(table, 0.5) for slug, table in given.latency.items()}
+        given = replace(given, latency=tables)
+    given.save(tmp_path / "light")
+    assert (read_manifest(tmp_path / "light").format_version, bundle().format_version) == (2, 1)
+    assert Bundle.load(tmp_path / "light").domains == given.domains
 
 
 def test_a_field_under_both_names_is_refused(saved: Path) -> None:
@@ -94,6 +114,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         r"altered: expected \d+ bytes, got 0; copy it",
     ),
     "surplus file": (lambda f: (f / "extra.pkl").write_text("x"), r"extra.pkl: not listed"),
+    "surplus file within": (
+        lambda f: [(f / "latency/.cache").mkdir(), (f / "latency/.cache/x").write_text("x")],
+        r"latency/.cache/x: not listed",
+    ),
     "newer format": (lambda f: edit_manifest(f, lambda d: d.update(format_version=3)), "format 3"),
     "huge manifest": (lambda f: (f / "manifest.yaml").write_text("# " + "x" * (17 << 20)), "expected at most"),
     "deep manifest": (lambda f: (f / "manifest.yaml").write_text("[" * 5000), "not valid YAML"),
@@ -158,6 +182,17 @@ def test_another_model_is_refused(part: str) -> None:
     with pytest.raises(UserError, match=part.removesuffix("_sample")):
         fingerprint().require_same_model(other, "bundle")
     fingerprint().require_same_model(fingerprint(), "bundle")
+    assert not fingerprint().serves(other)
+    assert not fingerprint().serves(fingerprint().model_copy(update={"num_layers": LAYERS + 1}))
+    assert fingerprint().serves(fingerprint())
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "spec"),
+    [("org/m", "abc", "org/m@abc"), ("org/m", None, "org/m"), ("demo@wheel", "1.0", "demo@wheel")],
+)
+def test_a_bundle_names_the_revision_of_a_model_on_the_hub(name: str, revision: str | None, spec: str) -> None:
+    assert fingerprint().model_copy(update={"name": name, "revision": revision}).spec("bundle") == spec
 
 
 def test_a_dense_models_bundle_serves_the_packed_one_and_no_other_model() -> None:

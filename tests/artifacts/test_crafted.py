@@ -123,6 +123,10 @@ SQUARE = np.zeros((2, WIDTH, WIDTH))
 NO_MAPS = np.zeros((0, WIDTH, WIDTH), np.float16)
 NO_LABELS = np.zeros(0, np.int64)
 CASES: dict[str, tuple[Change, str]] = {
+    "cycles without a draft": (
+        domain(lambda data: data["frontier"][0]["steps"][0].__setitem__(0, 0.0)),
+        "steps: expected 1 to 1 per cycle for draft length 1",
+    ),
     # Tensors without dimensions, of other dtypes, shapes or values.
     "features 0-d": (tensors(ANCHORS, features=np.float32(1)), "anchors.*expected float vectors"),
     "features int64": (tensors(ANCHORS, features=np.eye(2, WIDTH, dtype=np.int64)), "anchors.*expected float vectors"),

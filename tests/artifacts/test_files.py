@@ -87,8 +87,8 @@ class Words:
 def test_sharding_does_not_matter_and_values_do(tmp_path: Path) -> None:
     one, two, three = tmp_path / "one.safetensors", tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     save_file(TENSORS, one)
-    save_file({name: TENSORS[name] for name in list(TENSORS)[:1]}, two)
-    save_file({name: TENSORS[name] for name in list(TENSORS)[1:]}, three)
+    save_file({name: TENSORS[name] for name in list(TENSORS)[2:]}, two)
+    save_file({name: TENSORS[name] for name in list(TENSORS)[:2]}, three)
     assert weight_hashes([one]) == weight_hashes([three, two])
     changed = tmp_path / "changed.safetensors"
     middle = TENSORS["layer.1.weight"].copy()
@@ -96,6 +96,18 @@ def test_sharding_does_not_matter_and_values_do(tmp_path: Path) -> None:
     save_file({**TENSORS, "layer.1.weight": middle}, changed)
     assert weight_hashes([changed]).full != weight_hashes([one]).full
     assert weight_hashes([changed]).sample == weight_hashes([one]).sample
+
+
+def test_a_sample_has_the_beginning_middle_and_end_of_each_tensor_and_its_dtype(tmp_path: Path) -> None:
+    found = list[str]()
+    for number, place in enumerate((None, 0, 4600, 8999, None)):
+        values = TENSORS["layer.1.weight"].copy()
+        if place is not None:
+            values[place] += 1
+        path = tmp_path / f"{number}.safetensors"
+        save_file({**TENSORS, "layer.1.weight": values if number < 4 else values.view(np.int32)}, path)
+        found.append(weight_hashes([path]).sample)
+    assert len(set(found)) == 5
 
 
 def test_the_sample_alone_is_quick_and_the_full_hash_remembered(
@@ -133,6 +145,11 @@ def test_a_users_own_folder_is_no_leftover(tmp_path: Path) -> None:
     clear_leftovers(tmp_path / "out")
     assert (backup / "manifest.yaml").read_text() == "mine"
     assert not leftover.exists()
+    (leftover / "out").mkdir(parents=True)
+    (tmp_path / "out" / "new").mkdir(parents=True, exist_ok=True)
+    clear_leftovers(tmp_path / "out")
+    assert (tmp_path / "out" / "new").exists(), "what was written since is not replaced"
+    assert not leftover.exists()
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
@@ -147,6 +164,7 @@ def test_what_a_configuration_says_about_loading_does_not_count() -> None:
     assert config_sha256(base) == config_sha256({**base, "dtype": "bfloat16", "transformers_version": "5.1"})
     # What users set when they load a model, and what another release of transformers adds.
     assert config_sha256(base) == config_sha256({**base, "pad_token_id": 2, "output_attentions": True, "new": None})
+    assert config_sha256(base) == config_sha256({**base, "rope_scaling": None}), "as if it were not there"
     assert config_sha256(base) != config_sha256({**base, "hidden_size": 9})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 
 from ssd_compiler.anchors.build import build_anchors
 from ssd_compiler.anchors.selection import representatives
-from ssd_compiler.calibrate import continue_prompts, samples_of
+from ssd_compiler.calibrate import Sample, continue_prompts, middle_context, samples_of
 from ssd_compiler.data.cluster_stage import clusters
+from ssd_profiles.errors import UserError
 from ssd_runtime.drafting.successors import RANKS
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.routing import PromptRouter
@@ -57,6 +59,18 @@ def test_all_prompts_are_continued_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     for one, other in zip(found, alone, strict=True):
         assert one["continuation"] == other["continuation"]
         assert one["successors"] == other["successors"]
+
+
+def test_a_domains_choices_are_made_for_the_middle_of_its_continuations() -> None:
+    samples = [Sample([1] * prompt, [1] * new, {}, []) for prompt, new in ((10, 8), (20, 4), (30, 40))]
+    assert middle_context(samples) == round((14 + 22 + 50) / 3)
+
+
+def test_an_answer_of_one_token_is_no_sample() -> None:
+    one, two = (asdict(Sample([1], [2] * count, {}, [])) for count in (1, 2))
+    assert [sample.continuation for sample in samples_of([one, two], "test")] == [[2, 2]]
+    with pytest.raises(UserError, match="domain test: the model answers every prompt with its end token"):
+        samples_of([one, one], "test")
 
 
 def groups(sizes: list[int], spread: float = 0.3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -109,6 +123,18 @@ def test_unseen_prompts_reach_their_domain_and_others_none() -> None:
         assert np.mean([route.known for route in routes]) >= 0.9
     unknown = [router.nearest(torch.from_numpy(row)) for row in cloud(7, 50, 30)]
     assert np.mean([route.known for route in unknown]) <= 0.2
+
+
+def test_what_all_features_have_in_common_changes_no_route() -> None:
+    common = np.linspace(-20, 20, 16, dtype=np.float32)
+    one, other = (
+        PromptRouter(build_anchors(*({n: rows + by for n, rows in each.items()} for each in (POOL, HELD)), "mean", 5))
+        for by in (0.0, common)
+    )
+    for row in np.concatenate([cloud(axis, 9, 20 + axis) for axis in (0, 1, 7)]):
+        routes = one.nearest(torch.from_numpy(row)), other.nearest(torch.from_numpy(row + common))
+        assert routes[0].domain == routes[1].domain
+        assert routes[0].similarity == pytest.approx(routes[1].similarity, abs=1e-3)
 
 
 def test_two_domains_tell_others_by_prompts_of_no_domain() -> None:

@@ -10,9 +10,10 @@ import torch
 
 from bench.fixtures.planted import plant
 from ssd_compiler.calibrate import Sample, reference_states
-from ssd_compiler.exits.fitting import Regression, exit_layers, fit_exits
-from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, exit_traces, tune_exits
+from ssd_compiler.exits.fitting import RIDGES, Regression, chunked_states, exit_layers, fit_exits
+from ssd_compiler.exits.tuning import THRESHOLDS, WIDTHS, ExitTrace, _Chain, _Costs, _replay, exit_traces, tune_exits
 from ssd_profiles.errors import UserError
+from ssd_profiles.formulas import annealed_temperature
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.loop import generate
 from ssd_runtime.engine.output.output import Limits
@@ -73,6 +74,27 @@ def test_a_fit_recovers_a_known_map() -> None:
     torch.testing.assert_close(offset, bias, atol=0.02, rtol=0.02)
 
 
+def test_heads_are_fitted_on_the_states_that_decoding_has(samples: list[Sample]) -> None:
+    sample = samples[0]
+    chunks, reference = list(chunked_states(DECODER, sample)), reference_states(DECODER, [sample])
+    for place in (0, 6, 16):
+        found = torch.cat([states[place] for states in chunks])
+        torch.testing.assert_close(found[len(sample.prompt) :], reference.states[place], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("ridge", RIDGES)
+def test_no_ridge_pulls_what_all_states_gain_alike(ridge: float) -> None:
+    x, regression = torch.randn(400, 6, generator=torch.Generator().manual_seed(0)), Regression(6)
+    regression.update(x, x + 5.0)
+    weight, bias = regression._solve(ridge)
+    torch.testing.assert_close(weight, torch.eye(6), atol=1e-3, rtol=0.0)
+    torch.testing.assert_close(bias, torch.full((6,), 5.0), atol=1e-3, rtol=0.0)
+    small, large = Regression(6), Regression(6)
+    small.update(x, x.roll(1, 1))
+    large.update(100 * x, 100 * x.roll(1, 1))
+    torch.testing.assert_close(large._solve(ridge)[0], small._solve(ridge)[0], msg="nor does the states' size matter")
+
+
 @torch.inference_mode()
 def test_where_later_layers_do_nothing_the_fit_leaves_states_alone() -> None:
     """Every layer behind the first is weak: an exit there says what the model says."""
@@ -112,6 +134,18 @@ def test_traces_are_what_drafting_meets(samples: list[Sample]) -> None:
     assert drafted > 3
 
 
+@torch.inference_mode()
+def test_an_exits_confidence_is_annealed_by_its_depth(samples: list[Sample]) -> None:
+    """SpecBound eq. 1: the share of its token in the softmax at the layer's temperature."""
+    heads, reference = ExitHeads(DECODER), reference_states(DECODER, samples[:1])
+    [trace] = exit_traces(heads, reference, LAYERS, 8)
+    for column, layer in enumerate(LAYERS):
+        logits = heads.logits(layer, reference.states[2 * layer]).float()
+        for annealing, confidence in trace.confidence.items():
+            expected = (logits / annealed_temperature(layer, 8, annealing)).softmax(-1).amax(-1)
+            np.testing.assert_allclose(confidence[:, column], expected, rtol=1e-4)
+
+
 def chain(matches: list[bool], confidence: float, layers: int = 1) -> ExitTrace:
     right = np.asarray(matches)[:, None].repeat(layers, 1)
     return ExitTrace(right, {a: np.full(right.shape, confidence) for a in (0.0, 0.2, 0.5)})
@@ -127,6 +161,27 @@ def test_tuning_drafts_far_where_exits_are_right_and_not_where_they_are_wrong() 
     early = tune_exits([chain([True] * 60, 0.99, layers=3)], (2, 4, 6), table, 100)
     assert early.stops == [2], "nothing is gained by going deeper"
     assert good.threshold in THRESHOLDS
+
+
+def test_a_promise_is_the_time_of_the_layers_heads_and_rows_of_its_cycles() -> None:
+    """Of the tokens of a cycle each runs to the exit, all drafted ones are looked at, and the rest is one forward."""
+    table = latency_table(8)
+
+    def layers(count: int, rows: int = 1) -> float:
+        return sum(table.sublayer_seconds(100, rows)[: 2 * count])
+
+    plain, step, look = table.step_seconds(100), table.overhead_seconds(1) + layers(2), table.head_seconds(1)
+    wide = 13 * step + 12 * look + table.step_seconds(100, 13) - layers(2, 13)
+    good = tune_exits([chain([True] * 65, 0.99)], (2,), table, 100)
+    assert good.predicted_speedup == pytest.approx(65 * plain / (5 * wide), abs=1e-4)
+    stuck = tune_exits([chain([True] * 60, 0.3)], (2,), table, 100)
+    assert stuck.predicted_speedup == pytest.approx(plain / (step + look + plain - layers(2)), abs=1e-4)
+
+
+def test_a_cycle_yields_its_right_tokens_up_to_the_first_wrong_one() -> None:
+    costs, chain = _Costs(latency_table(8), 100), _Chain([0] * 27, [True, True, False] * 9)
+    whole, last = (costs.cycle((2,) * width, None) + width * costs.look for width in (4, 3))
+    assert _replay(chain, [2], 4, costs) == (27, pytest.approx(8 * whole + last))
 
 
 def test_a_promise_is_of_text_that_the_choice_was_not_made_on() -> None:

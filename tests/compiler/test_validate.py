@@ -19,6 +19,7 @@ from ssd_runtime.engine.scheduler import Scheduler
 from ssd_runtime.engine.verification import Accepted
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.planning.cost import CostModel, Entry, Option
+from ssd_runtime.planning.plan import PLAIN, Cycle
 from ssd_runtime.sequence.prefill import Prefill
 from ssd_runtime.sequence.session import Session
 from tests.models import tiny_model
@@ -80,6 +81,49 @@ def test_an_output_cut_short_by_a_near_tie_counts_by_its_own_tokens(monkeypatch:
     found = validate(DECODER, PROMPTS, weak, Limits(41), lambda: None).validation
     assert found.speedup == 1.0
     assert found.speedup_interval == (1.0, 1.0)
+
+
+def test_the_fastest_finalist_is_measured_on_the_prompts_that_did_not_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one was predicted to be faster. Of six drafted tokens a cycle, three are right."""
+    timed, seconds = list[tuple[int, list[str]]](), {"plain": 1.0, "5": 0.9, "2": 0.8, "masked": 0.8}
+    cycle = Cycle(PLAIN, 9, 6, 3, [1] * 4, 7, 0.0, 0.0)
+
+    def as_told(prompts: Held, contenders: Contenders, *_: object) -> Timed:
+        timed.append((len(prompts), list(contenders)))
+        return {
+            name: [Generation(3, None, [1] * 41, [cycle] * 10, decode_seconds=40 * seconds[name]) for _ in prompts]
+            for name in contenders
+        }
+
+    monkeypatch.setattr("ssd_compiler.validate._timed", as_told)
+    finalists = [(5, option(WEAK, 0.95)), (2, option(SubLayerPlan.of(8, {3}), 0.9))]
+    found = validate(DECODER, PROMPTS, finalists, Limits(41), lambda: None)
+    assert timed == [(1, ["5", "2"]), (3, ["plain", "masked"])]
+    assert (found.choice.entry, found.option) == (2, finalists[1][1])
+    assert found.validation.speedup == 1.25
+    assert (found.validation.mean_acceptance_length, found.validation.draft_acceptance_rate) == (4.0, 0.5)
+
+
+@pytest.mark.parametrize(("rounds", "speedup"), [([2.0, 1.0, 3.0], 2.0), ([2.0, 1.99, 0.5], 1.0)])
+def test_where_times_spread_the_quickest_of_each_prompt_counts(
+    rounds: list[float], speedup: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until a further round is hardly quicker."""
+    taken = iter(rounds)
+
+    def as_told(prompts: Held, contenders: Contenders, *_: object) -> Timed:
+        pace = {"plain": 2.0, "masked": next(taken)}
+        return {
+            name: [
+                Generation(3, None, [1] * 41, decode_seconds=pace[name] * (1 + place)) for place in range(len(prompts))
+            ]
+            for name in contenders
+        }
+
+    monkeypatch.setattr("ssd_compiler.validate._timed", as_told)
+    monkeypatch.setattr("ssd_compiler.validate.NARROW", -1.0)
+    found = validate(DECODER, PROMPTS, [(0, option(WEAK, 0.95))], Limits(41), lambda: None)
+    assert found.validation.speedup == pytest.approx(speedup, abs=0.01)
 
 
 def accept_everything(draft: Draft, choose: Callable[[int], int], goes_on: Callable[[int], bool]) -> Accepted:

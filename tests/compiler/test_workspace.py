@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
@@ -15,13 +16,13 @@ import pytest
 
 from ssd_artifacts.files import new_folder, write_lock
 from ssd_compiler.calibrate import Sample
-from ssd_compiler.search.search import SearchBounds
-from ssd_compiler.search.stage import SearchStage, mixture_of
+from ssd_compiler.search.search import SearchBounds, SearchResult
+from ssd_compiler.search.stage import SearchStage, measured_on, mixture_of
 from ssd_compiler.settings import CompileSettings, SearchMethod
 from ssd_compiler.workspace import Workspace
 from ssd_profiles.errors import UserError
-from tests.bundles import fingerprint
-from tests.tables import latency_table
+from tests.bundles import fingerprint, record
+from tests.tables import latency_table, with_curve, with_light_costs
 
 SETTINGS = CompileSettings("m", ("cnn",))
 
@@ -170,3 +171,27 @@ def test_searches_share_the_budget_and_those_by_the_clock_an_hour_without_one(
     with pytest.raises(FoundError) as caught:
         SearchStage(*given).search("mix", [Sample([1], [2], {}, [])])
     assert caught.value.args[0].look == 2, "a mask is looked at in every domain"
+
+
+@pytest.mark.parametrize(("low", "pays"), [(0.99, False), (1.0, False), (1.01, True)])
+def test_masks_pay_where_the_whole_interval_is_above_one(low: float, pays: bool) -> None:
+    domain = record("one", {(2, 3): 0.9}, measured=1.1)
+    assert domain.validation is not None
+    assert domain.choice is not None
+    timed = domain.validation.model_copy(update={"speedup_interval": (low, 1.3)})
+    confirmed = {"choice": domain.choice.model_dump(), "validation": timed.model_dump()}
+    found = SearchResult(
+        frontier=domain.frontier, finalists=[0], context=300, oracle_speedup=1.4, worthwhile=True, cost=domain.search
+    )
+    work, decoder = SimpleNamespace(stage=lambda *_: confirmed), SimpleNamespace(shape=SimpleNamespace(num_layers=4))
+    given: Any = (CompileSettings("m", ("one",)), decoder, frozenset(), None, latency_table(4), work, None, 1)
+    prompts: Any = SimpleNamespace(validation=[[1]] * 4, max_new_tokens=9)
+    assert SearchStage(*given).validate("one", found, prompts).pays is pays
+
+
+def test_results_by_other_latencies_have_other_names() -> None:
+    """A compile that goes on takes up none that a coarse table or other copies gave."""
+    table = with_curve(latency_table(30))
+    coarse = replace(table, spread={})
+    lit = [with_light_costs(table, 0.5, precisions) for precisions in ((8,), (4,), (8, 4))]
+    assert len({measured_on(each) for each in (table, coarse, *lit)}) == 5

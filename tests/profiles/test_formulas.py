@@ -96,6 +96,16 @@ def test_the_profile_of_independent_matches_is_the_formula() -> None:
         assert profile.steps[row, 0] == pytest.approx(length, rel=0.02)
 
 
+def test_a_profile_of_several_texts_is_of_all_their_cycles_and_tokens() -> None:
+    right, wrong = (Trace(np.full(count, each), np.ones(count)) for count, each in ((40, True), (20, False)))
+    profile = AcceptanceProfile.of_traces([right, wrong])
+    assert profile.token_agreement == pytest.approx(40 / 60)
+    for row, length in enumerate(DRAFT_LENGTHS):
+        parts = [replay(trace, length, 0.0) for trace in (right, wrong)]
+        cycles, tokens, steps = (sum(getattr(part, name) for part in parts) for name in ("cycles", "tokens", "steps"))
+        assert (profile.tokens[row, 0], profile.steps[row, 0]) == pytest.approx((tokens / cycles, steps / cycles))
+
+
 def test_a_profile_needs_positions() -> None:
     with pytest.raises(ValueError, match="position"):
         AcceptanceProfile.of_traces([])
@@ -119,6 +129,15 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(count: int) -> None:
 
 def test_the_interval_is_a_point_where_all_agree() -> None:
     assert speedup_interval([1.0, 2.0, 3.0], [0.5, 1.0, 1.5]) == (2.0, 2.0)
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 2.0), st.floats(0.5, 2.0)), min_size=2, max_size=9), st.floats(0.1, 10.0))
+def test_the_interval_of_a_plain_decoding_that_is_slower_by_a_factor_is_higher_by_it(
+    seconds: list[tuple[float, float]], factor: float
+) -> None:
+    plain, other = zip(*seconds, strict=True)
+    found = speedup_interval([factor * each for each in plain], other)
+    assert found == pytest.approx([factor * end for end in speedup_interval(plain, other) or ()])
 
 
 def test_one_prompt_does_not_tell_how_sure_it_is() -> None:

@@ -49,12 +49,30 @@ def test_a_step_has_each_sublayers_own_precision(
     assert LIT.draft_head_seconds(queries, 8) == LIT.head_seconds(queries, 8)
 
 
+@given(st.floats(0, 5000), st.floats(1, 32), st.sampled_from([8, 4]))
+def test_light_weights_save_the_same_seconds_of_attention_at_every_context(
+    context: float, queries: float, bits: int
+) -> None:
+    """They read the same keys; costs were measured after 100 tokens, where the share is known."""
+    measured = LIT.mixer_seconds(100, queries, "full")
+    saved = measured * (1.0 - LIT.light[bits].share("full", queries))
+    full = LIT.mixer_seconds(context, queries, "full")
+    assert LIT.mixer_seconds(context, queries, "full", bits) == pytest.approx(max(0.01 * full, full - saved))
+
+
+@given(st.floats(1, 32), st.sampled_from([8, 4]))
+def test_a_whole_light_step_takes_the_share_that_was_measured(queries: float, bits: int) -> None:
+    step = LIT.step_seconds(100, queries, SubLayerPlan.of(4).lightened(bits))
+    assert step == pytest.approx(LIT.light[bits].share("step", queries) * LIT.step_seconds(100, queries))
+
+
 def test_costs_of_lighter_copies_travel_and_are_checked() -> None:
     text = LIT.to_json()
     assert LatencyTable.from_json(text).to_json() == text
     assert "light" not in json.loads(latency_table(4).to_json())
     for spoil in (
         lambda light: light["8"].update(queries=[1, 1]),
+        lambda light: light["8"].update(queries=[2, 16]),
         lambda light: light["8"].update(mlp=[0.5]),
         lambda light: light["8"].update(step=[0.0, 0.5]),
         lambda light: light["8"].update(attention={"other": [0.5, 0.5]}),
@@ -64,6 +82,13 @@ def test_costs_of_lighter_copies_travel_and_are_checked() -> None:
         spoil(data["light"])
         with pytest.raises(ValueError, match="light"):
             LatencyTable.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-5, 1.0, 1e3])
+def test_figures_keep_six_digits_however_short_they_are(unit: float) -> None:
+    table = latency_table(4)
+    known = LatencyTable.from_json(replace(table, mlp=unit * np.linspace(1.0, 2.0, 6) ** 0.5).to_json())
+    assert known.mlp == pytest.approx(unit * np.linspace(1.0, 2.0, 6) ** 0.5, rel=1e-5)
 
 
 def test_linear_between_and_beyond_the_grid() -> None:
@@ -113,6 +138,16 @@ def test_sequences_add_what_they_were_measured_to_in_the_attention_that_is_kept(
             assert extra == pytest.approx(share * (1e-4 + keys) * (sequences - 1), abs=1e-12)
 
 
+@pytest.mark.parametrize("sequences", [1, 2, 4, 8])
+def test_rows_attend_to_the_tokens_of_their_own_sequence_alone(sequences: int) -> None:
+    """Where attention takes as long as it has pairs of a row and a key, these are as many however rows are shared."""
+    table = with_curve(latency_table(4))
+    pairs = table.contexts[:, None] * table.queries[None]
+    table = replace(table, attention={"full": 1e-4 + 1e-8 * pairs})
+    longer = table.step_seconds(200, 8, None, sequences) - table.step_seconds(16, 8, None, sequences)
+    assert longer == pytest.approx(4 * 1e-8 * 8 * (200 - 16))
+
+
 @pytest.mark.parametrize(
     ("part", "values", "says"),
     [
@@ -121,6 +156,7 @@ def test_sequences_add_what_they_were_measured_to_in_the_attention_that_is_kept(
         ("head", [1e-3] * 5, "head: expected shape"),
         ("attention", {"full": [[1e-3] * 6, [1e-3] * 5, [1e-3] * 6]}, "full: expected rows of equal length"),
         ("attention", {}, "one entry for each"),
+        ("attention", dict.fromkeys(("full", "sliding"), [[1e-3] * 6] * 3), "one entry for each"),
         ("overhead", [float("nan")] * 6, "overhead.0"),
         ("spread", {"mlp": [[0.1]]}, "mlp: expected shape"),
         ("queries", [1, 2, 4, 8, 16, 10**400], "queries.5"),

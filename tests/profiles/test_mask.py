@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ssd_profiles.mask import FULL, SubLayerPlan
@@ -55,6 +55,7 @@ def test_indices_must_exist() -> None:
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 3))
+@example(2, 1, 1)
 def test_uniform_masks_skip_whole_layers_far_from_each_other(layers: int, count: int, protect: int) -> None:
     mask = SubLayerPlan.uniform(layers, count, protect)
     skipped = [layer for layer in range(layers) if mask.skipped[2 * layer]]

@@ -39,6 +39,7 @@ from ssd_runtime.planning.settings import LookupSettings
 from ssd_runtime.sampling.params import SamplingParams
 from ssd_runtime.sampling.sampler import Sampler
 from ssd_runtime.sequence.session import Session
+from ssd_runtime.structure.grammars import Grammars
 from ssd_runtime.structure.matcher import MOST_RUN
 from tests.card import stand_in
 from tests.commands import Done, assert_refused, call_within
@@ -378,3 +379,23 @@ def test_the_command_answers_in_the_shape_that_a_file_asks_for(
         (("--regex", "a", "--grammar", "answer.gbnf"), "give one of them"),
     ):
         assert_refused(run(*options), told)
+
+
+def test_without_end_tokens_no_answer_ends_and_no_id_without_a_token_is_allowed() -> None:
+    grammar = Grammars(LOADED.tokenizer, VOCABULARY + 5, ()).compiled(Structure.regex("[a-z ]*"))
+    logits = grammar.matcher().masked(torch.zeros(VOCABULARY + 5), (), ())
+    allowed = set(logits.isfinite().nonzero().flatten().tolist())
+    assert allowed
+    assert LOADED.tokenizer.eos_token_id not in allowed
+    assert max(allowed) < len(LOADED.tokenizer)
+
+
+def test_what_is_forced_after_a_path_does_not_hang_on_the_paths_asked_about_before() -> None:
+    grammar, asked = GRAMMARS.compiled(Structure.choice(["the baker ate", "who else the"])), list[int | None]()
+    paths = [LOADED.tokenizer.encode(text, add_special_tokens=False) for text in ("the baker ate", "who else the")]
+    matcher = grammar.matcher()
+    for place in range(min(map(len, paths))):
+        for path in paths:
+            asked.append(matcher.forced((), path[:place]))
+            assert asked[-1] == grammar.matcher().forced((), path[:place])
+    assert set(asked) > {None}

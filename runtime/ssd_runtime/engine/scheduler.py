@@ -166,8 +166,8 @@ class Scheduler:
     def _alone(self) -> Iterator[None]:
         if not self._stepping.acquire(blocking=False):
             raise UserError(
-                "requests: a step is running; callbacks may add and cancel requests, but neither step nor generate, and "
-                "a runner serves one thread"
+                "requests: a step is running; callbacks may add and cancel requests, but not step or generate, and a "
+                "runner serves one thread"
             )
         try:
             yield

@@ -16,6 +16,7 @@ from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
+from ssd_runtime.planning.plan import PLAIN, Cycle
 from ssd_runtime.planning.settings import KnapsackSettings
 from ssd_runtime.search.knapsack import Candidate, searching_knapsack
 from ssd_runtime.search.replay import ReferenceStates, replay_mask
@@ -126,6 +127,47 @@ def test_on_the_fly_it_finds_the_planted_layers_and_changes_nothing(confidence: 
     assert len(masks) >= 1
     assert got.target_forwards < 119
     assert max(mask.jaccard(WEAK) for mask in masks) >= 0.6
+
+
+@pytest.mark.parametrize("agreement", [0.1, 0.8, 0.99])
+def test_the_plan_has_the_length_and_the_rate_of_the_highest_tpt(agreement: float) -> None:
+    """KnapSpec eq. 4 with the time measured for the verification's rows, which are one more than the drafts."""
+    table, mask = latency_table(8, per_token=1e-5), SubLayerPlan.of(8, range(2, 15))
+    candidates = [Candidate(SubLayerPlan.of(8), 0, 1.0, 1.0), Candidate(mask, 8, 0.9, agreement)]
+    plan = KnapsackPlanner(table, KnapsackSettings(confidence=0.0))._best(candidates, 500)
+    until = KnapsackPlanner(table, KnapsackSettings(confidence=0.7))._best(candidates, 500)
+    assert until.mask == plan.mask
+    draft = table.step_seconds(500, 1, mask)
+    rates = {
+        length: sum(agreement**i for i in range(length + 1)) / (length * draft + table.step_seconds(500, length + 1))
+        for length in range(1, 11)
+    }
+    best = max(rates, key=lambda length: rates[length])
+    if rates[best] > 1.0 / table.step_seconds(500):
+        assert (plan.mask, plan.draft_length, until.draft_length) == (mask, best, 10)
+        assert f" {rates[best]:.1f} tokens/s" in plan.reason
+    else:
+        assert plan.mask is None
+
+
+@pytest.mark.parametrize("states", [0, 2])
+@pytest.mark.parametrize("refresh", [16, 32])
+def test_a_search_looks_at_as_many_tokens_as_its_share_of_the_time_allows(states: int, refresh: int) -> None:
+    table = latency_table(8, per_token=2e-4)
+    planner = KnapsackPlanner(table, KnapsackSettings(refresh=refresh, states=states))
+    for _ in range(5):
+        kept = [torch.zeros(11, 1)] * 17
+        planner.observe(Cycle(PLAIN, 500, 0, 0, [1] * 11, 1, draft_seconds=0.1, verify_seconds=0.1), kept)
+    weights = Weights.of(table, 500)
+    rows = planner._affordable(weights, 500)
+
+    def seconds(rows: int) -> float:
+        """A search's time; without a limit, half of the budgets up to the heaviest are carried on average."""
+        carried = rows * (states or 0.5 * sum(weights.items) / 2)
+        return sum(table.sublayer_seconds(500, carried)) + table.head_seconds(carried)
+
+    assert 4 < rows < 55
+    assert seconds(rows) <= 0.05 * refresh * 0.2 < seconds(rows + 1)
 
 
 BLOCK = 4

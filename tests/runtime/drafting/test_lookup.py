@@ -12,7 +12,7 @@ from ssd_runtime.drafting.ngrams import LONGEST, NgramIndex
 from ssd_runtime.drafting.successors import Successors
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.runner import ModelRunner
-from ssd_runtime.planning.lookup import LookupPlanner, worth_verifying
+from ssd_runtime.planning.lookup import LookupPlanner, best_guess, worth_verifying
 from ssd_runtime.planning.settings import LookupSettings
 from tests.decoding import as_plain
 from tests.models import tiny_model
@@ -103,6 +103,11 @@ def test_what_pays_follows_the_verification_curve() -> None:
     assert worth_verifying(tree, [1.0, 2.0, 3.0, 4.0, 5.0], 9.0).tree == (), "as dear as a step"
     assert worth_verifying(tree, [1.0, 1.1, 1.15, 1.9, 2.0], 9.0).tree == tuple(tree[:2])
     assert worth_verifying(tree, [1.0, 1.1, 1.15, 1.9, 2.0], 1.1).tree == tuple(tree[:1]), "no more than may be lost"
+    sure = [Node(1, 0, 1.0, 1), Node(2, 1, 1.0, 2), Node(3, 2, 0.9, 3)]
+    assert worth_verifying(sure, [1.0, 1.9, 2.5, 3.1], 1.0).tree == tuple(sure[:2]), "what comes back is no loss"
+    lookup = Lookup(LookupStats())
+    lookup.start([1, 2, 3] * 9)
+    assert len(best_guess(lookup, [1.0, 1.4], 9, 9.0).tree) == 1, "one guess is worth less than another step"
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.permutations(range(4))), max_size=40))
@@ -123,7 +128,9 @@ def test_what_a_bundle_carries_is_what_was_seen(seen: list[tuple[int, int, list[
 def test_lookup_decodes_as_plain_decoding_does_and_copies_repetitions(ids: list[int], recycle: int) -> None:
     table = latency_table(DECODER.shape.num_layers)
     planner = LookupPlanner(table, LookupSettings(recycle=recycle), LookupStats())
-    assert as_plain(DECODER, ids, planner, 90).num_draft_tokens > 0
+    got = as_plain(DECODER, ids, planner, 90)
+    assert got.num_draft_tokens > 0
+    assert planner._lookup.known == len(ids) + len(got.token_ids)
 
 
 def test_the_oldest_successors_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,3 +82,12 @@ def test_a_place_that_no_bundle_can_name_is_told(loaded: LoadedModel, folder: Pa
     odd = replace(loaded, source=Source(folder, "/models/\u3000new"))
     with pytest.raises(UserError, match="no bundle can name such a place"):
         odd.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("configured", "ends"), [([1, 2], {1, 2, 3}), (1, {1, 3}), (None, {3})], ids=["several", "one", "none"]
+)
+def test_every_end_token_of_the_model_and_of_its_tokenizer_ends_an_answer(configured: Any, ends: set[int]) -> None:
+    model: Any = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=configured))
+    tokenizer: Any = SimpleNamespace(eos_token_id=3)
+    assert LoadedModel(model, tokenizer, None).eos_ids == ends

@@ -178,3 +178,11 @@ def test_a_tokenizer_that_cannot_is_told_of() -> None:
     assert prompts.text("hi") == [2]
     with pytest.raises(UserError, match=r"^prompt: it spells <s>, which .* --allow-special$"):
         prompts.text("hi <s> hi")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_that_cuts_and_pads_texts_encodes_spelled_control_tokens_whole(kind: str) -> None:
+    cutting, text = KINDS[kind](), f"the {SPECIAL[0]} the the the the"
+    cutting.backend_tokenizer.enable_truncation(3)
+    cutting.backend_tokenizer.enable_padding(length=64)
+    assert PromptTokens(cutting).text(text) == prompts_of(kind).text(text)

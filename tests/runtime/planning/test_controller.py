@@ -15,18 +15,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ssd_artifacts.domain_config import ExitChoice
+from ssd_profiles.formulas import expected_tokens
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.combined import Extended
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.drafting.lookup import Lookup, LookupStats, Node
-from ssd_runtime.planning.auto.budget import MOST, MOST_PLANNING, PER_TOKEN, PLANNING_PER_TOKEN, Budget, Budgets
+from ssd_runtime.planning.auto.budget import (
+    MOST,
+    MOST_PLANNING,
+    PER_TOKEN,
+    PLANNING_PER_TOKEN,
+    START_PLANNING,
+    Budget,
+    Budgets,
+)
 from ssd_runtime.planning.auto.chain_drafts import ChainDrafts
 from ssd_runtime.planning.auto.controller import Controller
 from ssd_runtime.planning.auto.draft_source import DraftProposal
-from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, DraftStats
+from ssd_runtime.planning.auto.draft_stats import HYSTERESIS, MIN_GAIN, PRIOR_TOKENS, DraftStats
+from ssd_runtime.planning.auto.exit_drafts import ExitDrafts
 from ssd_runtime.planning.auto.head_drafts import AGREEMENT, HeadDrafts
 from ssd_runtime.planning.auto.masked_drafts import MaskedDrafts
-from ssd_runtime.planning.auto.shared_step import SharedSteps
+from ssd_runtime.planning.auto.shared_step import Share, SharedSteps
 from ssd_runtime.planning.auto.stream import PlanningTime, Stream
 from ssd_runtime.planning.auto.verify_stats import SETTLING, VerifyStats
 from ssd_runtime.planning.cost import CostModel, Entry
@@ -280,6 +291,7 @@ def test_a_budget_is_given_back_once() -> None:
     for _ in range(2):
         planner.finish()
     assert stream.budgets.waiting == 1
+    assert not stream.steps.members
 
 
 @pytest.mark.parametrize("waited", [False, True])
@@ -430,3 +442,231 @@ def test_a_draft_that_was_cut_says_nothing_of_its_mask(tokens: int, cut: bool) -
     cycle = Cycle(Plan("draft"), 100, 4, accepted=3, tokens=[1] * tokens, verified=5, steps=4, **seconds)
     source.observe(cycle, [1.0] * 32, 0.01)
     assert (source.stats.got == DraftStats().got) == cut
+
+
+@pytest.mark.parametrize(("accepted", "right", "tested"), [(0, 0, 1), (2, 2, 3), (4, 4, 4), (6, 4, 4)])
+def test_of_a_chain_its_own_tokens_count_up_to_the_first_wrong_one(accepted: int, right: int, tested: int) -> None:
+    """Guesses after the chain's four are not its doing, and what follows a wrong token was never tested."""
+    table = with_light_costs(TABLE, 0.7)
+    stats, before = DraftStats(), DraftStats()
+    source = ChainDrafts.light(SubLayerPlan.of(LAYERS).lightened(8), 0.9, table, stats, Lookup(LookupStats()))
+    times = {"draft_seconds": 1.0, "verify_seconds": 1.0}
+    source.observe(Cycle(Plan("draft"), 100, 7, accepted, [1] * (accepted + 1), 8, steps=4, **times), [1.0] * 8, None)
+    before.update(right, tested * 0.9, 1.0)
+    assert (stats.got, stats.predicted) == pytest.approx((before.got, before.predicted))
+
+
+@pytest.mark.parametrize("most_cost", [2.0, 2.5, 3.5, 9.0])
+def test_a_chain_gains_and_leaves_to_other_rows_what_is_left_of_the_budget(most_cost: float) -> None:
+    """Here the first row costs nearly a step and those after it nothing: short chains lose."""
+    costs = [1.0, *[1.9] * 12]
+    table, stats = with_light_costs(TABLE, 0.7), DraftStats(pace=1.3)
+    source = ChainDrafts.light(SubLayerPlan.of(LAYERS).lightened(8), 0.95, table, stats, Lookup(LookupStats()))
+    proposal = source.propose(100, costs, most_cost)
+    assert proposal is not None
+    assert proposal.best >= MIN_GAIN
+    if proposal.plan is None:
+        assert most_cost <= 2.5
+    else:
+        drafter = proposal.plan.drafter
+        assert isinstance(drafter, Extended)
+        assert proposal.speedup >= MIN_GAIN
+        chain = drafter.chain * 1.3 * source.step_cost.at(100) + costs[drafter.chain]
+        assert chain + drafter.most_cost == pytest.approx(most_cost)
+        assert drafter.most_cost >= 0.0
+
+
+def test_exits_cost_their_layers_and_heads_and_what_is_left_of_the_verification() -> None:
+    """Of n drafts and the token after them each goes to the depth bound by itself; the other layers take all rows."""
+    choice, costs, heads = EXITS[1], [1.0, 1.2, 1.5, 1.9, 2.4], None
+    source = ExitDrafts(heads, choice, TABLE, DraftStats())  # type: ignore[arg-type] # nobody drafts
+    plain = TABLE.step_seconds(100)
+
+    def first_layers(rows: int) -> float:
+        return sum(TABLE.sublayer_seconds(100, rows)[: 2 * choice.stops[-1]]) / plain
+
+    def cost(drafts: int) -> float:
+        looks = (len(choice.stops) * TABLE.head_seconds(1) + TABLE.overhead_seconds(1)) / plain
+        return (drafts + 1) * (first_layers(1) + looks) + costs[drafts] - first_layers(drafts + 1)
+
+    def observed(drafts: int, tokens: int, accepted: int, pace: float | None) -> float:
+        seconds = cost(drafts) * (pace or 0.0)
+        cycle = Cycle(Plan("exit", draft_length=drafts), 100, drafts, accepted, [1] * tokens, drafts + 1, 0.0, seconds)
+        return source.observe(replace(cycle, steps=drafts, begun=True), costs, None if pace is None else 1.0)
+
+    for drafts in range(5):
+        assert observed(drafts, 1, 1, None) == pytest.approx(cost(drafts))
+    assert source.stats == DraftStats(), "all of these were cut"
+    before = DraftStats()
+    for drafts, tokens in ((2, 3), (4, 1), (4, 5), (2, 3), (4, 5)):
+        assert observed(drafts, tokens, tokens - 1, 2.0) == pytest.approx(cost(drafts) * before.pace)
+        before.update(tokens, (1.0 + 1.5 * drafts / 4) * cost(drafts), 2.0)
+    assert source.stats == before
+    for drafts in range(1, 5):
+        proposal = source.propose(100, costs, cost(drafts) * before.pace + 1e-9)
+        assert proposal is not None
+        assert proposal.best == pytest.approx(2.5 * before.factor / before.pace)
+        assert proposal.plan is None or proposal.plan.draft_length == drafts
+        promised = (1.0 + 1.5 * drafts / 4) * before.factor / before.pace
+        assert proposal.speedup == pytest.approx(promised if promised >= MIN_GAIN else 0.0)
+
+
+@pytest.mark.parametrize("factor", [0.6, 0.9, 1.0, 1.1, 9.0])
+def test_masked_chains_yield_what_their_agreement_in_this_stream_lets_expect(factor: float) -> None:
+    """Where each token is right by itself, as in this profile, that is the formula's."""
+    stats = DraftStats(got=PRIOR_TOKENS * factor)
+    source = MaskedDrafts(masks("half", range(2, 10), 0.8), TABLE, stats, Lookup(LookupStats()))
+    found = source.yields(100, 2)
+    assert found is not None
+    for length, steps, tokens in found[1]:
+        assert steps == pytest.approx(length, rel=0.01), "the profile's confidence tells nothing, so none ends early"
+        assert tokens == pytest.approx(expected_tokens(min(1.0, 0.8 * factor), length), rel=0.1)
+        assert tokens <= steps + 1.0
+
+
+def test_masked_chains_promise_tokens_for_the_time_of_their_steps_and_verification() -> None:
+    costs, correction = [1.0 + 0.02 * row for row in range(32)], 0.95
+    frontier = replace(HALF[DOMAIN], correction=correction)
+    source = MaskedDrafts(frontier, TABLE, DraftStats(pace=0.9), Lookup(LookupStats()))
+    proposal = source.propose(100, costs, 99.0)
+    assert proposal is not None
+    step, [_, chains] = 0.9 * TABLE.draft_cost(frontier.entries[0].mask, 100), source.yields(100, 2) or (None, ())
+    promised = [each.tokens / (each.steps * step + costs[round(each.steps)]) for each in chains]
+    assert proposal.speedup == proposal.best == pytest.approx(max(promised))
+
+
+def test_a_part_in_a_shared_step_is_charged_with_all_steps_that_others_wait_for() -> None:
+    """Their time belongs to several sequences and says nothing of the pace. A draft alone has its own steps' cost."""
+    source = MaskedDrafts(HALF[DOMAIN], TABLE, DraftStats(), Lookup(LookupStats()))
+    costs = [1.0 + 0.01 * row for row in range(32)]
+    mask = HALF[DOMAIN].entries[0].mask
+    share, other = Share(mask, 4, 0.5), Share(SubLayerPlan.of(LAYERS, {3}), 4, 0.5)
+    assert source.yields(100, 2) is not None
+    assert source.take_part(other, costs, 9.0) is None
+    assert source.take_part(share, costs, 4 * 0.5 + costs[4] - 1e-9) is None
+    assert source.take_part(share, costs, 4 * 0.5 + costs[4] + 1e-9) is not None
+    cycle = Cycle(Plan("draft"), 100, 2, 2, [1] * 3, 3, draft_seconds=9.0, verify_seconds=1.0, steps=2)
+    assert source.observe(cycle, costs, None) == pytest.approx(costs[2] + 4 * 0.5)
+    assert source.stats.pace == 1.0
+    assert source.propose(100, costs, 9.0) is not None
+    alone = source.observe(replace(cycle, held=True), costs, None)
+    assert alone == pytest.approx(costs[2] + 2 * TABLE.draft_cost(mask, 100))
+
+
+def test_rows_under_load_have_the_price_of_the_latest_step() -> None:
+    stream, trace = Stream(), story("random", 1)
+    planner = controller(TABLE, stream, trace)
+    for _ in range(SETTLING):
+        stream.verify.update(rows=1, seconds=0.01, expected=1.0)
+    for load, others in ((Load(2, 2, 100, 1), 1), (Load(4, 12, 2000, 2), 9), (Load(4, 3, 2000, 3), 3)):
+        planner.plan(len(trace.prompt), trace.answer[0], load)
+        expected = CostModel(TABLE).rows_under_load(load.context, load.sequences, others)
+        assert planner._costs == pytest.approx(expected)
+
+
+def test_a_guess_under_load_is_charged_with_its_rows_and_with_the_wait_of_all_for_its_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In steps that all four share, with one row of this request."""
+    charged = list[tuple[int, float, float]]()
+    monkeypatch.setattr(Budget, "update", lambda _, *given: charged.append(given))
+    monkeypatch.setattr(PlanningTime, "update", lambda _, seconds: seconds)
+    stream, trace, load = Stream(), story("random", 1), Load(4, 12, 2000, 1)
+    planner = controller(TABLE, stream, trace)
+    for _ in range(SETTLING):
+        stream.verify.update(rows=1, seconds=0.01, expected=0.01)
+    planner.plan(len(trace.prompt), trace.answer[0], load)
+    costs, plan = planner._costs, Plan("lookup")
+    planner.observe(Cycle(plan, 2000, 2, 1, [1, 2], 3, 0.0, 0.02, plan_seconds=0.004, load=load))
+    seconds = TABLE.step_seconds(2000) * CostModel(TABLE).shared_step(2000, 12 - 2, 4)
+    assert charged == [(2, pytest.approx(costs[2]), pytest.approx(4 * 0.004 / seconds))]
+
+
+@pytest.mark.parametrize(("begun", "times"), [(False, 1), (True, 0)])
+def test_a_forward_that_requests_share_is_timed_once_and_one_that_drafts_began_never(
+    begun: bool, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, trace, timed = Stream(), story("random", 1), list[int]()
+    for _ in range(SETTLING):
+        stream.verify.update(rows=1, seconds=0.01, expected=0.01)
+    monkeypatch.setattr(VerifyStats, "update", lambda self, rows, seconds, expected: timed.append(rows))
+    load, planners = Load(3, 7, 2000, 1), [controller(TABLE, stream, trace) for _ in range(3)]
+    for planner in planners:
+        planner.plan(len(trace.prompt), trace.answer[0], load)
+    for planner in planners:
+        planner.observe(Cycle(Plan("plain"), 2000, 0, 0, [1], 1, 0.0, 0.02, load=load, begun=begun))
+    assert timed == [7] * times
+
+
+def test_a_loss_counts_at_once_and_is_forgotten_half_as_fast_as_the_budget_grows() -> None:
+    stats = DraftStats()
+    stats.update_balance(50, 1.0)
+    assert (stats.balance, stats.discounted(2.0)) == (MOST, 2.0), "gains are no claim"
+    stats.update_balance(1, 9.0)
+    assert stats.balance == MOST - 8.0
+    assert stats.discounted(2.0) == 2.0 - 0.25 * (8.0 - MOST)
+    stats.decay(64)
+    assert stats.balance == pytest.approx(MOST - 8.0 + 64 * PER_TOKEN / 2)
+    stats.decay(9999)
+    assert stats.balance == 0.0
+
+
+def test_statistics_of_drafts_follow_the_latest_and_drafts_that_rest_get_their_prior_back() -> None:
+    stats = DraftStats()
+    for _ in range(500):
+        stats.update(1, 2.0, 99.0 if stats.pace < 1.8 else 1.8)
+    assert stats.factor == pytest.approx(0.5, rel=1e-3)
+    assert stats.pace == pytest.approx(1.8, rel=1e-2)
+    assert not stats.update_trust(1.0)
+    stats.decay(256)
+    assert (stats.factor, stats.pace) == (pytest.approx(0.75, rel=1e-2), pytest.approx(1.4, rel=1e-2))
+    assert not stats.trusted
+    for _ in range(8):
+        stats.decay(256)
+    assert stats.trusted
+    for _ in range(500):
+        stats.update(1, 1.0, 0.0)
+    assert stats.pace == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_guesses_follow_all_tokens_whether_a_cycle_was_planned_or_not(planned: bool) -> None:
+    stream, trace = Stream(), story("random", 1)
+    planner, context = controller(TABLE, stream, trace), len(trace.prompt)
+    planner.budget.planning = float(planned)
+    for tokens in ([5, 6], [7]):
+        planner.plan(context, trace.answer[0])
+        planner.observe(Cycle(Plan("plain"), context, 0, 0, tokens, 1, 0.0, 0.02))
+        planner.budget.planning = float(planned)
+        context += len(tokens)
+        assert planner.planned is planned
+        assert planner._lookup.known == context + 1
+
+
+@given(
+    st.floats(0.0, MOST), st.floats(0.0, MOST_PLANNING), st.integers(1, 25), st.floats(1.0, 12.0), st.floats(0.0, 0.5)
+)
+def test_what_a_cycle_brings_is_counted_once_and_planning_comes_first(
+    credit: float, planning: float, tokens: int, cost: float, spent: float
+) -> None:
+    budget = Budget(credit, planning)
+    budget.update(tokens, cost, spent)
+    whole = credit + planning + tokens * (1.0 + PER_TOKEN + PLANNING_PER_TOKEN) - cost - spent
+    assert budget.credit + budget.planning <= whole + 1e-9
+    left = planning + tokens * PLANNING_PER_TOKEN - spent
+    if tokens > cost and left < START_PLANNING and budget.credit < MOST:
+        assert budget.planning == pytest.approx(min(START_PLANNING, left + tokens - cost))
+
+
+def test_new_requests_share_what_ended_ones_give_back_and_nothing_twice() -> None:
+    budgets = Budgets()
+    for given_back in (Budget(4.0, 1.0), Budget(0.5, 0.2), Budget(0.0, 0.0)):
+        budgets.give_back(given_back)
+    taken = [budgets.take() for _ in range(4)]
+    assert [each.credit for each in taken[:3]] == pytest.approx([1.5] * 3), "the mean, which is START"
+    assert [each.planning for each in taken[:3]] == pytest.approx([0.4] * 3)
+    assert taken[3] == Budget(), "none is waiting"
+    budgets.give_back(Budget(0.25, 0.1))
+    assert budgets.take() == Budget(pytest.approx(0.25), pytest.approx(0.1))
+    budgets.give_back(Budget(4.0, 1.0))
+    assert budgets.take().credit == 1.5

@@ -51,6 +51,7 @@ def test_the_depth_bound_is_the_nearest_exit_that_was_fitted() -> None:
         assert exit_plan(fitted(1, 3, 5, 7), None, depth)[1].stops == stops
     assert exit_plan(fitted(5, 7), None, "depth=0.5")[1].stops == (5,)
     assert exit_plan(HEADS, None)[1].stops[-1] == 2, "10 of 32 layers, of these eight"
+    assert exit_plan(HEADS, None, "depth=0.875")[1].stops == (2, 4, 5, 7), "four, the last at the bound"
 
 
 def test_what_the_bundle_has_tuned_and_what_a_user_sets_reach_the_drafter() -> None:
@@ -63,14 +64,47 @@ def test_what_the_bundle_has_tuned_and_what_a_user_sets_reach_the_drafter() -> N
     assert (plan.draft_length, drafter.threshold, drafter.annealing) == (8, 0.55, 0.2)
 
 
-@pytest.mark.parametrize("right", [{2}, {4}, {6}, {4, 6}, {2, 4, 6}])
-def test_del_drafts_from_the_first_exit_that_is_always_right(right: set[int]) -> None:
-    """Tokens a layer are most where each token costs fewest layers, and where drafts are longest (KnapSpec eq. 2)."""
-    planner = DelPlanner(HEADS, 8, DelSettings(every=2, max_draft=6))
+def evaluated(planner: DelPlanner, right: set[int]) -> None:
+    """Let the planner look at eight tokens, which the exits after these layers have all right and others mostly not."""
     last, other = torch.randn(8, DECODER.shape.hidden), torch.randn(8, DECODER.shape.hidden)
     states = [last if place // 2 in right else other for place in range(16)] + [last]
     planner.observe(SimpleNamespace(tokens=list(range(8))), states)  # type: ignore[arg-type]
     ModelRunner(DECODER).finish(planner.searching(10))
-    plan = planner.plan(10)
+
+
+def exit_of(plan: Plan) -> tuple[tuple[int, ...], int]:
+    """The layers after which its tokens exit, and its longest draft."""
     assert isinstance(plan.drafter, EarlyExit)
-    assert (plan.drafter.stops, plan.draft_length) == ((min(right),), 6)
+    return plan.drafter.stops, plan.draft_length
+
+
+@pytest.mark.parametrize("right", [{2}, {4}, {6}, {4, 6}, {2, 4, 6}])
+def test_del_drafts_from_the_first_exit_that_is_always_right(right: set[int]) -> None:
+    """Tokens a layer are most where each token costs fewest layers, and where drafts are longest (KnapSpec eq. 2)."""
+    planner = DelPlanner(HEADS, 8, DelSettings(every=2, max_draft=6))
+    evaluated(planner, right)
+    assert exit_of(planner.plan(10)) == ((min(right),), 6)
+
+
+@pytest.mark.parametrize(("memory", "stop"), [(0.0, 6), (1.0, 2)])
+def test_del_forgets_what_an_exit_had_right_before(memory: float, stop: int) -> None:
+    """Half right, the early exit has more tokens a layer than the late one has."""
+    planner = DelPlanner(HEADS, 8, DelSettings(every=2, max_draft=6, memory=memory))
+    for right in ({2}, {6}):
+        evaluated(planner, right)
+    assert exit_of(planner.plan(10))[0] == (stop,)
+
+
+def test_del_looks_at_exits_once_in_so_many_cycles() -> None:
+    planner, wanted = DelPlanner(HEADS, 8, DelSettings(every=2, refresh=4)), list[bool]()
+    evaluated(planner, {2})
+    for _ in range(8):
+        wanted.append(planner.wants_states)
+        planner.observe(SimpleNamespace(tokens=[1]), None)  # type: ignore[arg-type]
+    assert wanted == [False, False, False, True] * 2
+
+
+def test_del_leaves_after_layers_that_a_bundle_has_heads_for() -> None:
+    planner = DelPlanner(fitted(3, 5), 8, DelSettings(every=2))
+    evaluated(planner, {3, 4, 5})
+    assert exit_of(planner.plan(10))[0] == (3,)

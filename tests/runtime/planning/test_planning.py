@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -17,19 +18,25 @@ from ssd_artifacts.bundle import Bundle
 from ssd_profiles.errors import UserError
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.drafting.lookup import Lookup, LookupStats
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.exit_heads import ExitHeads
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.auto.stream import Stream
+from ssd_runtime.planning.auto.verify_stats import VerifyStats
+from ssd_runtime.planning.by_context import ByContext
 from ssd_runtime.planning.cost import CostModel, Entry, cost_of
 from ssd_runtime.planning.frontier import Frontier
 from ssd_runtime.planning.makers import make_strategy
+from ssd_runtime.planning.mtp import mtp_cost
+from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.papers.knn import FixedPlanner, NearestAnchorPlanner
-from ssd_runtime.planning.plan import PLAIN
+from ssd_runtime.planning.plan import PLAIN, Plan
 from ssd_runtime.planning.registry import read_settings
 from ssd_runtime.planning.routing import PromptRouter
 from ssd_runtime.planning.settings import NearestSettings
 from ssd_runtime.planning.strategy import StrategyInputs
+from ssd_runtime.search.knapsack import Candidate
 from ssd_runtime.sequence.prefill import Prefill
 from tests.bundles import LAYERS, bundle, record
 from tests.decoding import as_plain
@@ -57,6 +64,9 @@ def test_the_option_is_the_best_of_the_grid() -> None:
         for j, threshold in enumerate(some.thresholds)
     }
     assert rates[option.draft_length, option.threshold] == pytest.approx(max(rates.values()), rel=1e-6)
+    place = some.draft_lengths.index(option.draft_length), some.thresholds.index(option.threshold)
+    rate = CostModel(table).tokens_per_second(500, float(some.tokens[place]), float(some.steps[place]), HALF)
+    assert option.tokens_per_second == pytest.approx(rate)
     assert option.speedup == pytest.approx(option.tokens_per_second * table.step_seconds(500))
 
 
@@ -132,8 +142,12 @@ def test_fixed_uses_one_domain_and_plain_without_masks() -> None:
     assert FixedPlanner(one, latency_table(LAYERS)).plan(10).mask is not None
 
 
-def test_knapsack_searches_for_itself_behind_the_bundles_masks() -> None:
-    given = bundle(one=record("one", {(2, 3): 0.98}))
+@pytest.mark.parametrize(("agreement", "first"), [(0.98, "one[0]"), (0.3, None)])
+def test_knapsack_searches_for_itself_behind_the_bundles_masks(
+    agreement: float, first: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks that promise no gain are not used meanwhile."""
+    given = bundle(one=record("one", {(2, 3): agreement}))
     decoder, table = Decoder(tiny_model("llama", num_hidden_layers=LAYERS)), latency_table(LAYERS)
     make = make_strategy(
         StrategyInputs(
@@ -144,9 +158,19 @@ def test_knapsack_searches_for_itself_behind_the_bundles_masks() -> None:
             latency=table,
         )
     )
-    got = as_plain(decoder, [9, 8, 7], make(), 90)
-    assert [cycle.plan.entry for cycle in got.cycles[:6]] == ["one[0]"] * 6
-    assert len(got.cycles) > 6
+    searched, best = list[int](), KnapsackPlanner._best
+
+    def noted(self: KnapsackPlanner, candidates: Sequence[Candidate], context: int) -> Plan:
+        searched.append(context)
+        return best(self, candidates, context)
+
+    monkeypatch.setattr(KnapsackPlanner, "_best", noted)
+    planner = make()
+    got = as_plain(decoder, [9, 8, 7], planner, 90)
+    assert planner.domain == "one"
+    assert [cycle.plan.entry for cycle in got.cycles[:6]] == [first] * 6
+    assert len(got.cycles) > 12
+    assert searched == [cycle.context for cycle in got.cycles[6::6]], "once in six cycles"
     assert all(cycle.plan.reason.startswith(("knapsack", "plain: no mask")) for cycle in got.cycles[6:])
 
 
@@ -194,6 +218,15 @@ def test_auto_uses_the_mixture_out_of_domain() -> None:
     assert auto(7, good=good).plan(100).mask is None
 
 
+def test_requests_that_share_their_steps_can_draft_with_the_mixtures_masks_too() -> None:
+    planner = auto(0, good=record("good", {(2, 3): 0.98}), mix=record("mix", {(2, 3, 4, 5): 0.98}))
+    found = {domain: planner.draft_sources(domain, Lookup(LookupStats())) for domain in ("good", None)}
+    masks = {domain: [each.yields(100, 2) for each in common] for domain, (_, common) in found.items()}
+    assert [each[0] for each in masks["good"] if each] == [SubLayerPlan.of(LAYERS, {2, 3}), HALF]
+    assert [each[0] for each in masks[None] if each] == [HALF]
+    assert [len(sources) for sources, _ in found.values()] == [1, 1]
+
+
 def stepped(costs: list[float]) -> LatencyTable:
     """Forwards of 1, 2, … rows cost so much, in plain steps, whatever the context."""
     table = latency_table(LAYERS, per_context=0.0, per_token=0.0)
@@ -209,22 +242,29 @@ def stepped(costs: list[float]) -> LatencyTable:
     )
 
 
-@given(st.integers(1, 32), st.integers(0, 60), st.lists(st.floats(0.0, 0.2), min_size=32, max_size=32), st.data())
-def test_a_row_under_load_pays_where_all_together_get_faster(
-    sequences: int, more: int, growth: list[float], data: st.DataObject
-) -> None:
-    """Tokens of all sequences per second rise with a row just where its own sequence's tokens exceed its cost."""
+@given(st.integers(1, 32), st.integers(0, 60), st.lists(st.floats(0.0, 0.2), min_size=32, max_size=32))
+def test_a_row_under_load_pays_where_all_together_get_faster(sequences: int, more: int, growth: list[float]) -> None:
+    """Tokens of all sequences per second stay where rows bring their own sequence as many tokens as they cost."""
     costs, others = list(accumulate(growth, initial=1.0))[:32], sequences - 1 + more
     loaded = CostModel(stepped(costs)).rows_under_load(100, sequences, others)
     assert loaded[0] == 1.0
     assert all(b >= a - 1e-12 for a, b in pairwise(loaded))
     if sequences == 1 and not others:
         assert loaded == pytest.approx(costs)
-    rows, gain = data.draw(st.integers(2, 32)), data.draw(st.floats(0.0, 8.0))
-    before, after = cost_of(costs, others + 1), cost_of(costs, others + rows)
-    faster = (sequences + gain) / after - sequences / before
-    if abs(faster) > 1e-9:
-        assert (faster > 0) == (1.0 + gain > loaded[rows - 1])
+    before = sequences / cost_of(costs, others + 1)
+    for rows, cost in enumerate(loaded, start=1):
+        assert (sequences - 1.0 + cost) / cost_of(costs, others + rows) == pytest.approx(before)
+
+
+def test_rows_under_load_are_corrected_as_rows_of_that_number_in_all() -> None:
+    costs, stats = [1.0 + 0.05 * row for row in range(64)], VerifyStats()
+    for rows in (1, 1, 1, *(8, 24, 48) * 40):
+        stats.update(rows, costs[rows - 1] * (1.0 + rows / 100), costs[rows - 1])
+    assert stats.priced(costs[:32], 300) == pytest.approx(stats.priced(costs[:32], 65)), "beyond what was seen"
+    assert stats.priced(costs[:32], 65) != pytest.approx(costs[:32])
+    model = CostModel(stepped(costs), stats)
+    for others in (1, 7, 24):
+        assert model.shared_rows(100, 2, others) == pytest.approx(stats.priced(costs)[others : others + 32])
 
 
 def test_rows_beyond_the_measured_ones_cost_what_the_last_or_all_of_them_do() -> None:
@@ -234,3 +274,22 @@ def test_rows_beyond_the_measured_ones_cost_what_the_last_or_all_of_them_do() ->
     assert cost_of(flat_end, 34) == pytest.approx(2.5 + 10 * 1.5 / 23)
     steep_end = [1.0 + 0.5 * max(0, row - 15) for row in range(24)]
     assert cost_of(steep_end, 26) == pytest.approx(5.0 + 2 * 0.5)
+
+
+def test_a_step_of_the_mtp_layer_costs_its_blocks_a_draft_head_and_the_rest_of_a_step() -> None:
+    """Two attention blocks, since the projection before the layer weighs as much as one."""
+    table = replace(latency_table(LAYERS), draft_head=0.4)
+    for context in (16, 2000):
+        blocks = 2 * table.mixer_seconds(context, 1, "full") + table.mlp_seconds(1)
+        seconds = blocks + 0.4 * table.head_seconds(1) + table.overhead_seconds(1)
+        assert mtp_cost(table, context) * table.step_seconds(context) == pytest.approx(seconds)
+
+
+def test_a_value_is_computed_again_after_64_tokens_and_a_tenth_more_of_them() -> None:
+    """Or after 64 tokens fewer, as the mean context of several sequences may have."""
+    value = ByContext(lambda context: context, growth=1.1)
+    for context in range(100, 3000):
+        assert value.at(context) <= context < max(value.at(context) + 64, 1.1 * value.at(context))
+    latest = value.at(2999)
+    assert latest < 2950
+    assert [value.at(latest - 63), value.at(latest - 64)] == [latest, latest - 64]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ssd_artifacts.domain_config import LoadValidation
 from ssd_profiles.latency import LatencyTable
 from ssd_profiles.mask import SubLayerPlan
+from ssd_runtime.planning.auto.draft_stats import MIN_GAIN
 from ssd_runtime.planning.auto.shared_step import IDLE_STEPS, ChainYield, SequenceOptions, SharedSteps, shares
 from ssd_runtime.planning.auto.verify_stats import VerifyStats
 from ssd_runtime.planning.cost import CostModel
@@ -61,44 +62,66 @@ def test_nobody_drafts_where_that_does_not_gain(count: int, table: LatencyTable,
 
 
 def test_who_cannot_afford_a_failure_takes_no_part() -> None:
-    members = crowd(4, mask=(CHEAP, 0.95))
+    """All four wait for its rows and for its draft steps."""
+    costs, members = CostModel(latency_table(LAYERS, per_token=1e-5)), crowd(4, mask=(CHEAP, 0.95))
+    share = shares(members, costs, CONTEXT, 4)[2]
+    added = costs.shared_step(CONTEXT, 4 + share.length, 4) / costs.shared_step(CONTEXT, 4, 4) - 1.0
+    failed = 1.0 + 4 * added + share.length * share.step_cost
+    for most_cost in (failed + 1e-6, failed - 1e-6):
+        members[2] = replace(members[2], most_cost=most_cost)
+        assert (shares(members, costs, CONTEXT, 4).get(2) == share) is (most_cost > failed)
     members[2] = replace(members[2], most_cost=1.0)
-    assert sorted(shares(members, CostModel(FLAT), CONTEXT, 4)) == [0, 1, 3]
+    assert sorted(shares(members, costs, CONTEXT, 4)) == [0, 1, 3]
 
 
 @given(
     st.integers(2, 8),
+    st.integers(0, 4),
     st.lists(st.floats(0.0, 1.0), min_size=2, max_size=2),
     st.floats(1e-8, 3e-4),
     st.floats(1.0, 4.0),
     st.integers(1, 12),
 )
 def test_a_decision_never_expects_less_than_no_drafts(
-    count: int, agreements: list[float], per_token: float, tokens: float, rows: int
+    count: int, others: int, agreements: list[float], per_token: float, tokens: float, rows: int
 ) -> None:
+    """Sequences that are no members of the stream decode plainly in the same steps."""
     table = latency_table(LAYERS, per_token=per_token)
-    costs = CostModel(table)
+    costs, every = CostModel(table), count + others
     members = {
         number: SequenceOptions(
             tokens, rows, 3.0, {CHEAP: chains(agreements[0])} if number % 3 else {OTHER: chains(agreements[1])}
         )
         for number in range(count)
     }
-    found = shares(members, costs, CONTEXT, count)
-    verified, yielded, drafting = 0.0, 0.0, 0.0
+    found = shares(members, costs, CONTEXT, every)
+    plain = costs.shared_step(CONTEXT, every, every)
+    verified, yielded, drafting = float(others), float(others), 0.0
     for number, member in members.items():
         if number in found:
             share = found[number]
             chain = next(each for each in member.masks[share.mask] if each.length == share.length)
             verified, yielded = verified + 1.0 + chain.steps, yielded + chain.tokens
+            added = costs.shared_step(CONTEXT, every + share.length, every) / plain
+            failed = 1.0 + every * (added - 1.0) + share.length * share.step_cost
+            assert failed <= member.most_cost + 1e-9, "its budget covers that all drafts are wrong"
         else:
             verified, yielded = verified + member.rows, yielded + member.tokens
-    for mask, length in {(share.mask, share.length) for share in found.values()}:
+    for mask, length, charged in {(share.mask, share.length, share.step_cost) for share in found.values()}:
         together = sum(share.mask == mask for share in found.values())
         drafting += length * costs.draft_step(CONTEXT, mask, together)
-    expected = yielded / (drafting + costs.shared_step(CONTEXT, round(verified), count))
-    plainly = count * tokens / costs.shared_step(CONTEXT, count * rows, count)
-    assert expected >= plainly * (1.0 - 1e-9)
+        waiting = every * costs.draft_step(CONTEXT, mask, together) / plain
+        assert together * charged == pytest.approx(waiting), "those that draft pay for all that wait"
+    expected = yielded / (drafting + costs.shared_step(CONTEXT, round(verified), every))
+    plainly = (others + count * tokens) / costs.shared_step(CONTEXT, others + count * rows, every)
+    assert expected >= plainly * (MIN_GAIN if found else 1.0) * (1.0 - 1e-9)
+
+
+def test_sequences_that_are_no_members_count_with_a_row_and_a_token() -> None:
+    """Beside eight of them, whom a draft step holds up too, a draft of one is worth less than alone."""
+    members = {0: replace(crowd(1, mask=(CHEAP, 1.0))[0], most_cost=99.0)}
+    assert shares(members, CostModel(FLAT), CONTEXT, 2)
+    assert not shares(members, CostModel(FLAT), CONTEXT, 9)
 
 
 def test_who_comes_first_decides_for_a_step() -> None:
@@ -116,6 +139,13 @@ def test_who_comes_first_decides_for_a_step() -> None:
     assert [steps.drafted_after(step) for step in (6, 7, 8, None)] == [False, True, False, False]
     steps.leave(numbers[0])
     assert sorted(steps.members) == numbers[1:]
+
+
+def test_the_latest_two_steps_are_known_to_have_waited_for_drafts() -> None:
+    steps = SharedSteps(members=crowd(2, mask=(CHEAP, 0.95)))
+    for step in (5, 6, 7):
+        steps.decide(step, CostModel(FLAT), CONTEXT, 2)
+    assert [steps.drafted_after(step) for step in (5, 6, 7)] == [False, True, True]
 
 
 def test_after_a_decision_for_no_drafts_the_next_one_waits() -> None:
@@ -136,10 +166,10 @@ def test_after_a_decision_for_no_drafts_the_next_one_waits() -> None:
 def test_masks_that_were_measured_not_to_pay_at_a_load_are_not_offered_there() -> None:
     measured = [
         LoadValidation(concurrency=count, speedup=speed, speedup_interval=(speed, speed), identical=True)
-        for count, speed in ((4, 1.2), (8, 0.9))
+        for count, speed in ((2, 0.9), (4, 1.2), (8, 0.9))
     ]
     frontier = Frontier((), under_load=tuple(measured))
-    assert [frontier.pays_at(count) for count in (1, 2, 4, 7, 8, 32)] == [True, True, True, True, False, False]
+    assert [frontier.pays_at(count) for count in (1, 2, 4, 7, 8, 32)] == [True, False, True, True, False, False]
     assert Frontier(()).pays_at(32)
 
 

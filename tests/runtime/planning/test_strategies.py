@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.fixtures.planted import plant
-from ssd_artifacts.domain_config import ExitChoice
+from ssd_artifacts.domain_config import MAX_DRAFT, ExitChoice
 from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.masked import Masked
@@ -22,9 +22,11 @@ from ssd_runtime.model.runner import ModelRunner
 from ssd_runtime.planning.auto.auto import AutoPlanner
 from ssd_runtime.planning.cost import Entry
 from ssd_runtime.planning.frontier import Frontier
+from ssd_runtime.planning.papers.knapsack import KnapsackPlanner
 from ssd_runtime.planning.papers.recent import RecentStates
 from ssd_runtime.planning.papers.swift import TREE, SwiftSearch
-from ssd_runtime.planning.settings import SwiftSettings
+from ssd_runtime.planning.plan import PlainPlanner
+from ssd_runtime.planning.settings import KnapsackSettings, SwiftSettings
 from ssd_runtime.sampling.params import GREEDY, SamplingParams
 from ssd_runtime.search.gaussian import most_promising
 from ssd_runtime.search.knapsack import searching_knapsack
@@ -124,6 +126,13 @@ def test_a_search_keeps_the_keys_of_the_longest_drafts(name: str, window: int, t
     assert session.cache.lookback >= tokens > LOOKBACK
 
 
+def test_a_search_after_a_bundles_masks_keeps_the_keys_of_their_longest_drafts() -> None:
+    session = Session(DECODER)
+    planner = KnapsackPlanner(latency_table(8), KnapsackSettings(window=5, max_draft=1), PlainPlanner())
+    planner.start(session, session.prefill([7, 7, 9]))
+    assert session.cache.lookback >= 5 * (MAX_DRAFT + 1)
+
+
 def recent_reference(tokens: int) -> ReferenceStates:
     """States of the last of some tokens that the model has just generated."""
     session, ids, recent = Session(DECODER), [3, 1, 4, 1, 5], RecentStates(1)
@@ -172,6 +181,48 @@ def test_swift_finds_weak_layers_and_keeps_them_for_the_stream() -> None:
     assert search.tried > 30, "the search goes on from prompt to prompt"
     assert len(set(search.best) & set(WEAK)) > len(set(before) & set(WEAK))
     assert runs[-1].num_accepted_tokens / runs[-1].num_draft_tokens > 0.5
+
+
+@pytest.mark.parametrize(("protect", "skip"), [(0, 0.5), (1, 0.3), (2, 0.5), (3, 0.9)])
+def test_swifts_candidates_skip_their_share_and_no_protected_layer(protect: int, skip: float) -> None:
+    search = SwiftSearch(8, SwiftSettings(protect=protect, skip=skip, bayes_interval=4))
+    free = range(2 * protect, 16 - 2 * protect)
+    for number in range(24):
+        mask = search.suggest()
+        assert set(mask) <= set(free)
+        assert len(list(mask)) == min(round(16 * skip), len(free))
+        search.update(mask, number % 7 / 10)
+
+
+def test_swift_skips_less_step_by_step_while_acceptance_is_low() -> None:
+    """Over 64 draft steps at a time, and only once enough candidates were tried."""
+    search, shares = SwiftSearch(8, SwiftSettings(bayes_interval=2, skip=0.5, least_skip=0.42)), list[float]()
+    for _ in range(3):
+        search.update_acceptance(99, 0, 99)
+        for _ in range(2):
+            search.update(search.suggest(), 0.5)
+        search.update_acceptance(40, 20, 40)
+        search.update_acceptance(24, 24, 24)
+        shares.append(search.skip)
+    assert shares == pytest.approx([0.45, 0.42, 0.42])
+    assert search.searches == 3
+    other = SwiftSearch(8, SwiftSettings(bayes_interval=1))
+    other.update(other.suggest(), 0.5)
+    for accepted in (45, 45, 44):
+        assert other.skip == 0.5
+        other.update_acceptance(64, accepted, 64)
+    assert other.skip == pytest.approx(0.45)
+
+
+def test_swift_ends_its_search_after_so_many_candidates_in_a_row_that_are_no_better() -> None:
+    search = SwiftSearch(8, SwiftSettings(idle=3))
+    for score in (0.1, 0.1, 0.1, 0.2, 0.3, 0.3, 0.2):
+        search.update(search.suggest(), score)
+        assert search.running
+    search.update_best(0.5)
+    assert [score for _, score in search._seen[1:]] == pytest.approx([0.3, 0.3, 0.3, 0.4, 0.5, 0.5, 0.4])
+    search.update(search.suggest(), 0.5)
+    assert not search.running
 
 
 def test_swift_ends_its_search_and_begins_again_when_the_stream_changes() -> None:

@@ -23,15 +23,17 @@ from ssd_runtime.devices.device import device_identity, device_name
 from ssd_runtime.devices.threads import use_threads
 from ssd_runtime.engine.latency_tables import LatencyTables
 from ssd_runtime.model.decoder import Decoder
+from ssd_runtime.profiling.fit import DRAFT_HEAD, Samples, fitted
 from ssd_runtime.profiling.kernel_choice import ROWS, choice
-from ssd_runtime.profiling.latency import BusyMachineError, device_key, latency_path, measure_latency
+from ssd_runtime.profiling.latency import BusyMachineError, bundled_latency, device_key, latency_path, measure_latency
 from ssd_runtime.profiling.light import with_light
 from ssd_runtime.profiling.other_work import OtherWork, busy_note
+from ssd_runtime.profiling.shared_steps import NONE
 from ssd_runtime.weights.kernels.onednn import can_serve
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.clocks import StandInMachine
 from tests.models import tiny_model
-from tests.tables import latency_table
+from tests.tables import DEVICE, latency_table, table_of, with_light_costs
 
 LAYERS = 4
 KEY = "k" * 64
@@ -172,6 +174,12 @@ def test_costs_of_lighter_copies_are_kept_where_the_machine_was_steady(
     machine.slowness = lambda _: 1.0
     sound = with_light(table, lighter, KEY)
     assert broken_law(sound) is None
+    costs, light = sound.light[8], (machine.LIGHT_ATTENTION, machine.LIGHT_MLP, machine.LIGHT_HEAD)
+    for found, share in zip((costs.attention["full"], costs.mlp, costs.head), light, strict=True):
+        np.testing.assert_allclose(found, share)
+    full = LAYERS * machine.ATTENTION, LAYERS * machine.MLP, machine.HEAD
+    step = sum(seconds * share for seconds, share in zip(full, light, strict=True)) + machine.EMBEDDING
+    np.testing.assert_allclose(costs.step, step / (sum(full) + machine.EMBEDDING), rtol=1e-3)
     [kept] = tmp_path.rglob("light/*/*.json")
     assert set(json.loads(kept.read_text())) == {"8"}
 
@@ -285,3 +293,67 @@ def test_the_modules_serve_where_they_are_faster_in_every_round() -> None:
     taken[ROWS[1], False] = [0.5, 0.97]
     taken[ROWS[2], False] = [2.0, 2.0]
     assert choice(taken) == [False, *[True] * (len(ROWS) - 1)]
+
+
+KINDS = ("full", "full", "sliding")
+
+
+def sweeps(*paces: float, far: float = 1.5) -> Samples:
+    """Figures of a model of three layers, a sweep at each pace; the far context takes `far` times as long."""
+    found = list[dict[str, float]]()
+    for pace in paces:
+        sweep = {DRAFT_HEAD: 0.1 * pace, "head 1": 0.2 * pace}
+        for n in (1, 4):
+            rows = pace * (1.0 + n / 10)
+            parts = {"plain": pace, "step": rows, "mlp": 0.3 * rows, "head": 0.2 * rows}
+            parts |= {
+                f"{kind} {context}": kind_share * rows * (far if context > 16 else 1.0)
+                for kind, kind_share in (("full", 0.2), ("sliding", 0.05))
+                for context in (16, 256)
+            }
+            sweep |= {f"{name} {n}": seconds for name, seconds in parts.items()}
+        found.append(sweep)
+    return Samples(device=DEVICE, layer_kinds=KINDS, queries=(1, 4), contexts=(16, 256), sweeps=found)
+
+
+def test_figures_are_a_layers_share_of_passes_whatever_the_pace_of_their_sweeps() -> None:
+    table = fitted(sweeps(1.0, 2.0, 3.0), NONE)
+    rows = 2.0 * np.array([1.1, 1.4])
+    np.testing.assert_allclose(table.mlp, 0.3 * rows / 3)
+    np.testing.assert_allclose(table.head, 0.2 * rows)
+    np.testing.assert_allclose(table.attention["full"], np.outer([1.0, 1.5], 0.2 * rows / 2))
+    np.testing.assert_allclose(table.attention["sliding"], np.outer([1.0, 1.5], 0.05 * rows))
+    np.testing.assert_allclose(table.parts + table.overhead, rows / 1.1, err_msg="a step of one row is a plain one")
+    assert table.draft_head == pytest.approx(0.1 / 0.22)
+    assert max(values.max() for values in table.spread.values()) < 1e-9
+    assert fitted(sweeps(1.0, 2.0), NONE).spread == {}, "too few"
+
+
+def test_a_longer_context_that_seemed_quicker_counts_as_the_same() -> None:
+    """Else a table would go on falling beyond the last one."""
+    table = fitted(sweeps(1.0, 1.0, 1.0, far=0.8), NONE)
+    np.testing.assert_allclose(table.attention["full"][0], table.attention["full"][1])
+    np.testing.assert_allclose(table.attention["full"][0], 0.9 * 0.1 * np.array([1.1, 1.4]))
+
+
+def test_of_a_bundles_tables_a_sound_one_of_this_device_and_model_is_used(decoder: Decoder) -> None:
+    table = table_of(decoder)
+    slug = table.device.slug()
+    assert bundled_latency(decoder, {slug: table, "other": latency_table(LAYERS)}) is table
+    wide = replace(
+        table,
+        layer_kinds=("wide",) * LAYERS,
+        attention={"wide": table.attention["full"]},
+        spread={**table.spread, "wide": table.spread["full"]},
+    )
+    assert broken_law(wide) is None
+    for tables in ({}, {"other": table}, {slug: replace(table, spread={})}, {slug: wide}):
+        assert bundled_latency(decoder, tables) is None
+
+
+def test_a_table_that_has_the_costs_of_all_copies_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    lighter = Decoder(tiny_model("llama"))
+    lighter.lighten("8")
+    monkeypatch.setattr("ssd_runtime.profiling.light.measure_light", lambda *_: pytest.fail("measured"))
+    table = with_light_costs(table_of(lighter), 0.5, (8, 4))
+    assert with_light(table, lighter, KEY).light == {8: table.light[8]}
