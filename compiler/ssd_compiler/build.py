@@ -35,6 +35,11 @@ def compile_bundle(
     this process does, one after the other. `patience` is for a machine that is too busy to be measured.
     """
     with Workspace(out, settings, resume) as work:
+        if work.kept and not resume:
+            reporter.note(
+                f"{work.folder}: drops {work.kept} finished stages of an earlier compile when the model is loaded; "
+                "--resume goes on from them"
+            )
         with reporter.stage(f"load {settings.model}", None):
             weights = settings.weights or weights_of(base, settings.model, settings.device, settings.dtype)
             loaded = load_model(settings.model, settings.device, settings.dtype, weights, settings.allow_special)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -77,7 +77,7 @@ class Workspace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or not any(self._stages()):
+        if kind is None or not self.kept:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.release()
 
@@ -128,5 +128,7 @@ class Workspace:
             write_atomically(path, compute())
         return path
 
-    def _stages(self) -> Iterator[Path]:
-        return (path for path in self.folder.glob("[!.]*") if path.name != IDENTITY)
+    @property
+    def kept(self) -> int:
+        """Number of files that finished stages have stored."""
+        return sum(path.name != IDENTITY for path in self.folder.glob("[!.]*"))

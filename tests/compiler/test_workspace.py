@@ -38,7 +38,9 @@ def test_finished_stages_are_not_redone(tmp_path: Path) -> None:
     assert work.stage("one", lambda: {"a": [1, 2.5]}) == {"a": [1, 2.5]}
     again = begun(tmp_path, SETTINGS, "model", resume=True)
     assert again.stage("one", lambda: pytest.fail("redone")) == {"a": [1, 2.5]}
+    assert again.kept == 1
     afresh = begun(tmp_path, SETTINGS, "model", resume=False)
+    assert afresh.kept == 0
     assert afresh.stage("one", lambda: "new") == "new"
 
 
