@@ -64,7 +64,6 @@ class SharedPrefix:
         if self._prefill is None:
             session = Session(self._session.decoder, self._session.sampling)
         else:
-            self._session.rewind(self._prefill)
             session = self._session.fork()
         return session, session.prefill(ids[self._length :], self._prefill)
 

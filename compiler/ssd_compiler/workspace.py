@@ -91,8 +91,8 @@ class Workspace:
         if self._resume and begun.is_file():
             if begun.read_text(encoding="utf-8") != identity:
                 raise UserError(
-                    f"{self.folder}: was begun with another model, other options or another version; repeat those, "
-                    "or omit --resume to begin afresh"
+                    f"{self.folder}: was begun with another model, other options or prompts, or another version; "
+                    "repeat those, or omit --resume to begin afresh"
                 )
             return True
         for path in self.folder.glob("*"):

@@ -80,7 +80,7 @@ def _prompt(record: dict[str, Any], where: str, number: int, all_turns: bool) ->
     for name, value in (("category", category), ("domain", domain)):
         if value is not None and not isinstance(value, str):
             raise UserError(f"{where}: {name} must be text, got {type(value).__name__}")
-    if "prompt" in record and "turns" in record:
+    if record.get("prompt") is not None and record.get("turns") is not None:
         raise UserError(f"{where}: has both `prompt` and `turns`; omit one of them")
     if "messages" in record:
         messages = _messages(record["messages"], where)

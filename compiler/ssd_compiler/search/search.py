@@ -148,7 +148,7 @@ def _result(evaluator: Evaluator, worthwhile: bool, forwards: float, timed: int)
                 mask=rated.mask,
                 origin=rated.origin,
                 profile=rated.option.entry.profile,
-                draft_cost=latency.draft_cost(rated.mask, context),
+                draft_cost=rated.option.draft_cost,
             )
             for rated in frontier
         ],

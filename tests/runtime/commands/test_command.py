@@ -235,7 +235,8 @@ def test_the_closing_line_counts_prompts_that_failed() -> None:
 def test_ctrl_c_while_modules_are_imported_ends_with_one_line() -> None:
     """After that it is Python's own again."""
     code = (
-        "import signal\nfrom ssd_runtime.commands.start import starting\nwith starting():\n    pass\n"
+        "import signal\nfrom ssd_runtime.commands.start import starting\n"
+        "signal.signal(2, signal.default_int_handler)\nwith starting():\n    pass\n"
         "try:\n    signal.raise_signal(2)\nexcept KeyboardInterrupt:\n    print('raised', flush=True)\n"
         "with starting():\n    signal.raise_signal(2)\n"
     )
