@@ -149,7 +149,7 @@ class WeightHashes:
 def weight_hashes(files: Sequence[Path], full: bool = True, cached: bool = True) -> WeightHashes:
     """Hash the tensors of a safetensors checkpoint by name, so that sharding does not matter.
 
-    The full hash reads every byte; it is cached by path, size and modification time. Without `full` it is the cached
+    The full hash reads every byte; it is cached by path, size and times of change. Without `full` it is the cached
     one, or empty; without `cached` files are read in any case. Raises UserError when a file is not safetensors.
     """
     memory = cache_folder() / "weight_hashes" / f"{_sha256(json.dumps(_identity(files)))}.json"
@@ -176,7 +176,7 @@ def weight_hashes(files: Sequence[Path], full: bool = True, cached: bool = True)
 
 
 def file_digest(path: Path, cached: bool = True) -> str:
-    """SHA-256 of a file. It is cached by path, size and modification time; without `cached` the file is read."""
+    """SHA-256 of a file. It is cached by path, size and times of change; without `cached` the file is read."""
     memory = cache_folder() / "file_hashes" / f"{_sha256(json.dumps(_identity([path])))}.txt"
     if cached:
         with suppress(OSError, ValueError):
@@ -209,8 +209,9 @@ def _tensors(path: Path) -> Iterator[_Tensor]:
 
 
 def _identity(files: Sequence[Path]) -> list[list[Any]]:
+    # Tools such as `cp -p` set the time of modification, but not that of the last change.
     stats = [(file.resolve(), file.stat()) for file in files]
-    return sorted([str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats)
+    return sorted([str(path), stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for path, stat in stats)
 
 
 def _sha256(text: str) -> str:
