@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import runpy
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -34,7 +35,9 @@ class NativeBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         with ThreadPoolExecutor() as pool:
             compiling = {form: pool.submit(native["compile_library"], form, to) for form, to in libraries.items()}
         for form, compiled in compiling.items():
-            if error := compiled.exception():
+            try:
+                compiled.result()
+            except (OSError, subprocess.SubprocessError) as error:
                 self.app.display_warning(f"The wheel has no compiled code for {form}: {error}")
                 del libraries[form]
         if not libraries:

@@ -61,22 +61,22 @@ class StandInMachine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, slowness: Callable[[float], float] = lambda _: 1.0) -> None:
         self.slowness = slowness
         self.time = 0.0
-        light = self.LIGHT_ATTENTION, self.LIGHT_MLP, self.LIGHT_HEAD
-        attention, mlp, head = ({True: share, False: 1.0} for share in light)
         monkeypatch.setattr(
             SubLayers,
             "_attention",
-            lambda _, layer, x, batch, bits: self._spend(attention[bits > 0] * self.ATTENTION, x),
+            lambda _, layer, x, batch, bits: self._spend(self.ATTENTION * (self.LIGHT_ATTENTION if bits else 1.0), x),
         )
         monkeypatch.setattr(
-            SubLayers, "_mlp", lambda _, layer, x, bits, inputs: self._spend(mlp[bits > 0] * self.MLP, x)
+            SubLayers,
+            "_mlp",
+            lambda _, layer, x, bits, inputs: self._spend(self.MLP * (self.LIGHT_MLP if bits else 1.0), x),
         )
-        share = {False: 1.0, True: self.DRAFT_HEAD}
-        monkeypatch.setattr(
-            Decoder,
-            "logits",
-            lambda _, x, bits=0, drafting=False: self._spend(head[bits > 0] * share[drafting] * self.HEAD, x),
-        )
+
+        def logits(_: Decoder, x: torch.Tensor, bits: int = 0, drafting: bool = False) -> torch.Tensor:
+            share = (self.LIGHT_HEAD if bits else 1.0) * (self.DRAFT_HEAD if drafting else 1.0)
+            return self._spend(self.HEAD * share, x)
+
+        monkeypatch.setattr(Decoder, "logits", logits)
         embed = Embedding.__call__
         monkeypatch.setattr(Embedding, "__call__", lambda own, *ids: self._spend(self.EMBEDDING, embed(own, *ids)))
         monkeypatch.setattr("ssd_runtime.profiling.timer.seconds", self.seconds)

@@ -1,4 +1,4 @@
-"""Entries of the compiler's commands, as those of the runtime's are."""
+"""Entries of the compiler's commands, at which Ctrl-C is as at the runtime's."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_tuning_drafts_far_where_exits_are_right_and_not_where_they_are_wrong() 
 
 
 def test_a_promise_is_the_time_of_the_layers_heads_and_rows_of_its_cycles() -> None:
-    """Of the tokens of a cycle each runs to the exit, all drafted ones are looked at, and the rest is one forward."""
+    """Each token of a cycle runs alone to the exit, each draft asks the head; one forward computes the other layers."""
     table = latency_table(8)
 
     def layers(count: int, rows: int = 1) -> float:

@@ -136,7 +136,7 @@ def test_a_group_that_is_changed_back_has_the_usual_precision() -> None:
 
 
 def test_spans_come_first_that_move_the_state_least_for_the_time_they_save(reference: ReferenceStates) -> None:
-    """What the best mask skips already saves nothing more."""
+    """Sub-layers that the best mask skips already are not counted: to skip them saves no time."""
     some, known = evaluator(reference, 9), {3, 4}
     some.rate(SubLayerPlan.of(8, known), "x")
     seconds = TABLE.sublayer_seconds(60, 1)

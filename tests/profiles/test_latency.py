@@ -140,7 +140,7 @@ def test_sequences_add_what_they_were_measured_to_in_the_attention_that_is_kept(
 
 @pytest.mark.parametrize("sequences", [1, 2, 4, 8])
 def test_rows_attend_to_the_tokens_of_their_own_sequence_alone(sequences: int) -> None:
-    """Where attention takes as long as it has pairs of a row and a key, these are as many however rows are shared."""
+    """Attention costs a constant per pair of row and key here; sequences that share rows have as many pairs as one."""
     table = with_curve(latency_table(4))
     pairs = table.contexts[:, None] * table.queries[None]
     table = replace(table, attention={"full": 1e-4 + 1e-8 * pairs})

@@ -93,7 +93,7 @@ def test_without_a_compiler_there_is_no_library(
     monkeypatch.setattr(forms, "COMPILERS", ())
     assert library.__wrapped__() is None
     assert not list(tmp_path.rglob("*.so"))
-    assert bool(capsys.readouterr().err) == bool(compiler)
+    assert capsys.readouterr().err == ""
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

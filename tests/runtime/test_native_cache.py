@@ -133,13 +133,16 @@ def test_a_compiler_may_come_with_arguments(folder: Path, monkeypatch: pytest.Mo
 
 
 def test_a_compiler_that_is_older_than_the_processor_compiles_slower_code(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compiler = Path(os.environ["CC"])
     compiler.write_text(compiler.read_text().replace("\n", '\ncase "$*" in *-mavxvnni*) exit 1;; esac\n', 1))
     monkeypatch.setattr(native, "processor_flags", lambda: FORMS["avxvnni"].needed)
     assert library.__wrapped__() is not None
     assert [kept.name for kept in folder.iterdir()] == [form_name("avx2")]
+    assert capsys.readouterr().err.count("note: compiling C code") == 1
+    assert library.__wrapped__() is not None
+    assert capsys.readouterr().err == "", "what is kept is loaded without a word"
 
 
 def test_where_the_cache_cannot_be_written_code_is_compiled_for_this_run(

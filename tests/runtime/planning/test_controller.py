@@ -477,7 +477,7 @@ def test_a_chain_gains_and_leaves_to_other_rows_what_is_left_of_the_budget(most_
 
 
 def test_exits_cost_their_layers_and_heads_and_what_is_left_of_the_verification() -> None:
-    """Of n drafts and the token after them each goes to the depth bound by itself; the other layers take all rows."""
+    """Each draft, and the token after them, runs alone to the depth bound; all rows run together through the rest."""
     choice, costs, heads = EXITS[1], [1.0, 1.2, 1.5, 1.9, 2.4], None
     source = ExitDrafts(heads, choice, TABLE, DraftStats())  # type: ignore[arg-type] # nobody drafts
     plain = TABLE.step_seconds(100)
@@ -513,7 +513,7 @@ def test_exits_cost_their_layers_and_heads_and_what_is_left_of_the_verification(
 
 @pytest.mark.parametrize("factor", [0.6, 0.9, 1.0, 1.1, 9.0])
 def test_masked_chains_yield_what_their_agreement_in_this_stream_lets_expect(factor: float) -> None:
-    """Where each token is right by itself, as in this profile, that is the formula's."""
+    """In this profile a token is right independently of the others, so the yield is the formula's."""
     stats = DraftStats(got=PRIOR_TOKENS * factor)
     source = MaskedDrafts(masks("half", range(2, 10), 0.8), TABLE, stats, Lookup(LookupStats()))
     found = source.yields(100, 2)

@@ -69,22 +69,23 @@ def form_name(form: str) -> str:
     return f"sublayers-{form}-{hashed.hexdigest()[:16]}.so"
 
 
-def compiler() -> list[str]:
-    """The C compiler, with its arguments: `$CC` if that is set. Raises FileNotFoundError if there is none."""
-    found = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
-    if not found:
-        raise FileNotFoundError("no C compiler")
-    return found
+def require_compiler(form: str) -> None:
+    """Raise OSError or SubprocessError, at once, unless there is a compiler that can compile one of `FORMS`."""
+    _compile(*form_flags(form), "-E", "-o", os.devnull, str(FOLDER / SOURCES[0]))
 
 
 def compile_library(form: str, to: Path) -> None:
-    """Compile one of `FORMS` to the library `to`. Writes another file beside it, too.
+    """Compile one of `FORMS` to the library `to`, with `$CC` if that is set. Writes another file beside it, too.
 
     Raises OSError or SubprocessError if there is no compiler or it fails.
     """
     compiled = to.with_suffix(".o")
-    for command in (
-        [*compiler(), *form_flags(form), "-o", str(compiled), str(FOLDER / SOURCES[0])],
-        [*compiler(), "-o", str(to), str(compiled), *LINK_FLAGS],
-    ):
-        subprocess.run(command, check=True, capture_output=True, timeout=SECONDS)
+    _compile(*form_flags(form), "-o", str(compiled), str(FOLDER / SOURCES[0]))
+    _compile("-o", str(to), str(compiled), *LINK_FLAGS)
+
+
+def _compile(*arguments: str) -> None:
+    compiler = shlex.split(os.environ.get("CC", "")) or [each for each in COMPILERS if shutil.which(each)][:1]
+    if not compiler:
+        raise FileNotFoundError("no C compiler")
+    subprocess.run([*compiler, *arguments], check=True, capture_output=True, timeout=SECONDS)

@@ -21,7 +21,7 @@ from torch import Tensor
 from ssd_artifacts.files import cache_folder
 from ssd_profiles.errors import UserError
 from ssd_runtime.devices.device import processor_flags
-from ssd_runtime.weights.native.forms import COMPILERS, FOLDER, FORMS, compile_library, compiler, form_name
+from ssd_runtime.weights.native.forms import COMPILERS, FOLDER, FORMS, compile_library, form_name, require_compiler
 from ssd_runtime.weights.native.private import NotPrivateError, open_own, private_folder
 
 POINTER, COUNT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -200,12 +200,9 @@ def _kept(path: Path) -> Library | None:
 
 
 def _compiled(folder: Path, form: str) -> int:
-    """Compile the library of a form into a private folder, and open it.
-
-    Raises OSError or SubprocessError, without a compiler before the user is told of a compile.
-    """
+    """Compile the library of a form into a private folder, and open it. Raises OSError or SubprocessError."""
     name = form_name(form)
-    compiler()
+    require_compiler(form)
     print(f"note: compiling C code for this processor ({form}), which takes a minute or more", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         work = Path(temporary)
