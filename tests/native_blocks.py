@@ -9,17 +9,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, normalize, rms_norm, silu, softplus
+from torch.nn.functional import gelu, rms_norm, silu
 
 from ssd_runtime.model.batch.rotary import Rotation, rotate
 from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
-from ssd_runtime.model.mixers.recurrence import Rows, recur
 from ssd_runtime.model.sublayers.attention import capped
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeMlp
-from ssd_runtime.weights.kernels.native_recurrence import HeadNumbers, NativeRecurrence
 from tests.native_weights import weight4, weight8, weight16
 
 EPSILON = 1e-5
@@ -73,59 +71,6 @@ def activated(by: Activation, gate: Tensor, up: Tensor) -> Tensor:
         gate = gate.clamp(max=by.limit)
         return gate * torch.sigmoid(by.alpha * gate) * (up.clamp(-by.limit, by.limit) + 1)
     return (silu(gate) if by.function == Function.SILU else gelu(gate, approximate="tanh")) * up
-
-
-class Scan:
-    """A random recurrence of a gated delta net or of Mamba-2, and rows that follow a random state."""
-
-    def __init__(self) -> None:
-        self.is_delta, self.groups = random.choice([True, False]), random.choice([1, 2, 3])
-        self.heads, self.key, self.value = self.groups * random.choice([1, 2]), *random.choices([16, 32, 48], k=2)
-        self.n, self.channels = random.randint(1, 9), 2 * self.groups * self.key + self.heads * self.value
-        self.taps = torch.randn(random.randint(2, 5), self.channels) * 0.3
-        self.bias = random.choice([None, torch.randn(self.channels) * 0.3])
-        decay, step, direct = -torch.rand(self.heads), torch.randn(self.heads), torch.randn(self.heads)
-        self.numbers = HeadNumbers(decay, step, None if self.is_delta else direct)
-        self.limits = (0.5, 1.5)
-        self.window = torch.randn(len(self.taps) - 1, self.channels)
-        self.state = torch.randn(self.heads, self.key, self.value)
-        self.inputs = torch.randn(self.n, self.channels + self.heads * (2 if self.is_delta else 1))
-        self.native = self.made()
-
-    def made(self, **changes: Any) -> NativeRecurrence:
-        """The recurrence with some parts replaced."""
-        parts = {name: getattr(self, name) for name in ("taps", "bias", "numbers", "state", "groups", "limits")}
-        return NativeRecurrence(**{**parts, **changes})
-
-    def call(self) -> Tensor:
-        """The rows' outputs, and the window and the state after them."""
-        found = self.native(self.window, self.state, self.inputs)
-        return torch.cat([each.flatten() for each in found])
-
-    def expected(self) -> Tensor:
-        """The results of the call, by torch's operations."""
-        n, inner, keys = self.n, self.heads * self.value, self.groups * self.key
-        whole = torch.cat([self.window, self.inputs[:, : self.channels]])
-        taps = torch.stack([whole[i : i + n] * tap for i, tap in enumerate(self.taps)]).sum(0)
-        mixed = silu(taps if self.bias is None else taps + self.bias)
-        sizes = [keys, keys, inner] if self.is_delta else [inner, keys, keys]
-        first, k, last = mixed.split(sizes, 1)
-        q, v = (first, last) if self.is_delta else (last, first)
-        queries, keyed = (
-            each.unflatten(1, (self.groups, -1)).repeat_interleave(self.heads // self.groups, 1) for each in (q, k)
-        )
-        values, numbers = v.unflatten(1, (self.heads, -1)), self.inputs[:, self.channels :]
-        decay, step, direct = self.numbers
-        if direct is None:
-            queries, keyed = (normalize(each, dim=-1, eps=1e-6) for each in (queries, keyed))
-            rate, time = numbers.chunk(2, 1)
-            rows = Rows(queries * self.key**-0.5, keyed, values, decay * softplus(time + step), rate.sigmoid())
-            outputs, after = recur(self.state, rows)
-        else:
-            time = softplus(numbers + step).clamp(*self.limits)
-            outputs, after = recur(self.state, Rows(queries, keyed, time[..., None] * values, decay * time))
-            outputs = outputs + direct[:, None] * values
-        return torch.cat([each.flatten() for each in (outputs, whole[n:], after)])
 
 
 class Block:

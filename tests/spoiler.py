@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ssd_runtime.model.sublayers.native_attention import SegmentPlace, _Block
+from ssd_runtime.model.sublayers.native_mixing import ContinuationPlace, _Mixing
 from ssd_runtime.weights.kernels.kernel import _Connection, _Norm
 from ssd_runtime.weights.kernels.native import _Weight
 from ssd_runtime.weights.kernels.native_mlp import Activation, _Experts
@@ -24,10 +25,21 @@ NAMES = {
     "experts": "experts connection x x_bytes n chosen weights choice_bytes y memory floats threads",
     "attention": "block connection segments count cos sin bytes width stride x x_bytes n longest y memory floats "
     "threads",
+    "mixer": "mixing connection continuations count x x_bytes n residual residual_bytes y memory floats threads",
     "recur": "recurrence window window_bytes state state_bytes next after x x_bytes n y memory floats threads",
 }
-OPTIONAL = ("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "direct")
-SIZE_OF = {"bias_bytes": "bias", "number": "chosen", "router_bytes": "router", "direct_bytes": "direct"}
+OPTIONAL = (
+    *("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "direct", "order"),
+)
+SIZE_OF = {
+    "bias_bytes": "bias",
+    "number": "chosen",
+    "router_bytes": "router",
+    "direct_bytes": "direct",
+    "order_bytes": "order",
+    "decay_bytes": "decay",
+    "step_bytes": "step",
+}
 """Numbers that are read only where the other one, an address, is given."""
 FILL = 0x55
 
@@ -57,10 +69,14 @@ class Spoiler:
         areas = [(given["y"], 4 * given["n"] * _width(function, given))]
         if function == "recur":
             areas += [(given["next"], given["window_bytes"]), (given["after"], given["state_bytes"])]
+        for place in _continuations(function, given):
+            width = _mixing_of(given)[1] * place.rows
+            found = (place.next, place.window_bytes), (place.after, place.state_bytes), (place.inputs, 4 * width)
+            areas += [area for area in found if area[0] is not None]
         for segment in _segments(function, given):
             areas += [(segment.keys, segment.bytes), (segment.values, segment.bytes)]
         before = [ctypes.string_at(*area) for area in areas]
-        results = len(areas) if function == "recur" else 1
+        results = len(areas) if function in ("recur", "mixer") else 1
         untouched = [bytes([FILL]) * size for _, size in areas[:results]] + before[results:]
 
         def trial(*changed: Any) -> tuple[int, list[bytes]]:
@@ -109,6 +125,8 @@ def _width(function: str, given: dict[str, Any]) -> int:
     if function == "recur":
         about = _Recurrence.from_address(given["recurrence"])
         return int(about.heads * about.value)
+    if function == "mixer":
+        return int(_Weight.from_address(_mixing_of(given)[0].output).out_features)
     weight = _Weight.from_address(given["weight" if function == "linear" else "down"])
     return int(weight.out_features)
 
@@ -118,6 +136,20 @@ def _weights_of(experts: int) -> list[_Weight]:
     about = _Experts.from_address(experts)
     lists = [(ctypes.c_void_p * about.number).from_address(each) for each in (about.gate_up, about.down)]
     return [_Weight.from_address(each) for every in lists for each in every]
+
+
+def _mixing_of(given: dict[str, Any]) -> tuple[_Mixing, int]:
+    """A call's mixer, and the numbers of a row's inputs."""
+    mixing = _Mixing.from_address(given["mixing"])
+    about = _Recurrence.from_address(mixing.recurrence)
+    per_head = 0 if not about.key else 1 if about.direct else 2
+    return mixing, 2 * about.groups * about.key + about.heads * (about.value + per_head)
+
+
+def _continuations(function: str, given: dict[str, Any]) -> list[ContinuationPlace]:
+    if function != "mixer":
+        return []
+    return list((ContinuationPlace * given["count"]).from_address(given["continuations"]))
 
 
 def _segments(function: str, given: dict[str, Any]) -> list[SegmentPlace]:
@@ -133,6 +165,11 @@ def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
         found.append(connection)
     if function == "recur":
         found.append(_Recurrence.from_address(given["recurrence"]))
+    if function == "mixer":
+        mixing, _ = _mixing_of(given)
+        norms.append(mixing.norm)
+        weights += [*(ctypes.c_void_p * mixing.projections).from_address(mixing.inputs), mixing.output]
+        found += [mixing, _Recurrence.from_address(mixing.recurrence), *_continuations(function, given)]
     if function == "mlp":
         found.append(Activation.from_address(given["activation"]))
     if function == "attention":

@@ -16,6 +16,8 @@ int attention(const Block *, const Connection *, const Segment *, int64_t, const
               int64_t, const float *, int64_t, int64_t, int64_t, float *, float *, int64_t, int);
 int recur(const Recurrence *, const float *, int64_t, const float *, int64_t, float *, float *, const float *, int64_t,
           int64_t, float *, float *, int64_t, int);
+int mixer(const Mixing *, const Connection *, const Continuation *, int64_t, const float *, int64_t, int64_t, const float *,
+          int64_t, float *, float *, int64_t, int);
 
 enum { HIDDEN = 512, INNER = 256, THREADS_USED = 2 };
 
@@ -173,18 +175,41 @@ static void attentions(void) {
 }
 
 static void recurrences(void) {
-    enum { HEADS = 4, GROUPS = 2, KEY = 32, VALUE = 32, KERNEL = 4, N = 3 };
-    for (int is_mamba = 0; is_mamba < 2; is_mamba++) {
-        const int64_t channels = 2 * GROUPS * KEY + HEADS * VALUE, inputs = channels + HEADS * (is_mamba ? 1 : 2);
-        const Recurrence of = {drawn(26, KERNEL * channels), drawn(27, channels), drawn(28, HEADS), drawn(29, HEADS),
-                               is_mamba ? drawn(30, HEADS) : 0, 4 * KERNEL * channels, 4 * channels, 4 * HEADS, 4 * HEADS,
-                               4 * HEADS, KERNEL, HEADS, GROUPS, KEY, VALUE, 0.0f, 1e30f};
-        const int64_t window = (KERNEL - 1) * channels, matrix = HEADS * KEY * VALUE, floats = recurrence_floats(&of, N);
-        float *y = room(4 * N * HEADS * VALUE), *after = room(4 * matrix);
-        const int refused = recur(&of, drawn(31, window), 4 * window, drawn(32, matrix), 4 * matrix, room(4 * window), after,
-                                  drawn(33, N * inputs), 4 * N * inputs, N, y, room(4 * floats), floats, THREADS_USED);
-        print("recur", is_mamba, refused, y, N * HEADS * VALUE);
-        print("after", is_mamba, refused, after, matrix);
+    enum { HEADS = 16, GROUPS = 2, KEY = 32, VALUE = 32, KERNEL = 4, N = 3, MIXED = HEADS * VALUE };
+    for (int kind = 0; kind < 3; kind++) { /* A gated delta net, Mamba-2 and a convolution */
+        const int64_t key = kind < 2 ? KEY : 0, channels = 2 * GROUPS * key + MIXED;
+        const int64_t inputs = channels + (kind < 2 ? HEADS * (2 - kind) : 0), state = HEADS * key * VALUE;
+        float *decay = drawn(28, HEADS);
+        for (int i = 0; i < HEADS; i++)
+            decay[i] = -fabsf(decay[i]);
+        const Recurrence of = {drawn(26, KERNEL * channels), drawn(27, channels), decay, drawn(29, HEADS),
+                               kind == 1 ? drawn(30, HEADS) : 0, 4 * KERNEL * channels, 4 * channels, 4 * HEADS, 4 * HEADS,
+                               4 * HEADS, KERNEL, HEADS, GROUPS, key, VALUE, 0, 0.0f, 1e30f};
+        const int64_t window = (KERNEL - 1) * channels;
+        float *y = room(4 * N * (MIXED + HIDDEN)), *after = room(4 * state);
+        int64_t floats = recurrence_floats(&of, N);
+        int refused = recur(&of, drawn(31, window), 4 * window, drawn(32, state), 4 * state, room(4 * window), after,
+                            drawn(33, N * inputs), 4 * N * inputs, N, y, room(4 * floats), floats, THREADS_USED);
+        print("recur", kind, refused, y, N * MIXED);
+        if (state)
+            print("after", kind, refused, after, state);
+
+        const Norm norm = {drawn(34, HIDDEN), 4 * HIDDEN, 1e-5f};
+        const Norm inner = {drawn(35, MIXED), 4 * (kind ? MIXED : VALUE), 1e-5f};
+        const Connection connection = {&norm, 0, 1.0f};
+        const int64_t gates = kind < 2 ? MIXED : 2 * MIXED;
+        const Weight *projections[] = {weight_of(36, Q4_K, inputs + gates, HIDDEN)};
+        int32_t order[MIXED];
+        for (int i = 0; i < MIXED; i++)
+            order[i] = MIXED - 1 - i;
+        const Mixing mixing = {projections, weight_of(37, BF16, HIDDEN, MIXED), &of, kind < 2 ? &inner : 0, order,
+                               sizeof order, 1};
+        const Continuation from = {drawn(38, window), drawn(39, state), 4 * window, 4 * state, room(4 * window), after,
+                                   room(4 * N * inputs), N};
+        floats = mixing_floats(&mixing, N);
+        refused = mixer(&mixing, &connection, &from, 1, drawn(40, N * HIDDEN), 4 * N * HIDDEN, N, 0, 0, y, room(4 * floats),
+                        floats, THREADS_USED);
+        print("mixer", kind, refused, y, N * HIDDEN);
     }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,12 +20,17 @@ from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.sublayers.native_run import NativeRun
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.kernels.native import Native
-from tests.gguf_files import SIZES, save_gguf
+from tests.gguf_files import DELTA_NETS, HYBRID_SIZES, SIZES, save_gguf
 from tests.models import tiny_model
 
 PROJECTIONS = [f"self_attn.{name}_proj" for name in "qkvo"] + [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 NORMS = ["input_layernorm", "post_attention_layernorm", "self_attn.q_norm", "self_attn.k_norm"]
 
+MIXERS: dict[str, dict[str, Any]] = {
+    "lfm2": {},
+    "qwen3.5": DELTA_NETS,
+    **{name: HYBRID_SIZES[name] for name in ("granite-hybrid", "falcon-h1")},
+}
 CHANGES = [(16, 0), (-8, 0), (0, -32)]
 CASES = [(name, change) for name in PROJECTIONS for change in CHANGES]
 CASES += [(name, (rows, 0)) for name in NORMS for rows in (8, -8)]
@@ -53,13 +59,13 @@ def test_a_file_with_a_tensor_of_another_shape_is_refused_before_a_kernel_is_mad
         packed_model(index, gguf_config(index))
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "mistral-sliding", "smollm3"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "mistral-sliding", "smollm3", *MIXERS])
 @torch.inference_mode()
 def test_sublayers_in_one_call_are_those_one_by_one(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every kind of draft: masks, light copies in two sets of bits, and parts of the model."""
     if not Native.can_serve(32):
         pytest.skip("needs AVX2 and a C compiler")
-    decoder = Decoder(tiny_model(variant, **SIZES))
+    decoder = Decoder(tiny_model(variant, **SIZES, **MIXERS.get(variant, {})))
     decoder.lighten("8")
     places = 2 * decoder.shape.num_layers
     light = decoder.light.mask

@@ -9,6 +9,7 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from ssd_runtime.model.batch.batch import Lineage
+from ssd_runtime.model.cache.mixer_states import Kept
+from ssd_runtime.model.mixers.mixer import Finish, State
 from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttention
+from ssd_runtime.model.sublayers.native_mixing import NativeMixing
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
@@ -28,7 +33,6 @@ from ssd_runtime.weights.native.library import Library
 from tests.native_blocks import (
     EPSILON,
     Block,
-    Scan,
     activated,
     any_activation,
     any_connection,
@@ -38,6 +42,7 @@ from tests.native_blocks import (
     normed,
     silu_mlp,
 )
+from tests.native_mixers import Mixed, Scan, kept_by
 from tests.native_weights import native8, weight4, weight8, weight16
 from tests.spoiler import Spoiler
 
@@ -190,8 +195,9 @@ def test_calls_whose_sizes_agree_compute_what_torch_does(instructions: Library) 
         rows = torch.randn(sum(block.rows), block.hidden)
         assert near(projections.calls(), projections.expected()), seed
         assert near(block(rows), block.expected(rows)), seed
-        mixture, scan = Mixture(own), Scan()
+        mixture, mixed, scan = Mixture(own), Mixed(own), Scan()
         assert near(mixture.call(), mixture.expected()), seed
+        assert near(mixed(x := torch.randn(sum(mixed.rows), mixed.hidden)), mixed.expected(x)), seed
         torch.testing.assert_close(scan.call(), scan.expected(), rtol=1e-4, atol=1e-4)
 
 
@@ -199,13 +205,27 @@ def test_a_row_of_a_recurrence_has_the_same_result_however_many_rows_follow(inst
     for seed in range(DRAWS):
         seeded(seed, 1 + seed % 3)
         scan = Scan()
-        whole, window, state = scan.native(scan.window, scan.state, scan.inputs)
-        kept, before = list[Tensor](), (scan.window, scan.state)
+        whole, after = scan.native(scan.before, scan.inputs)
+        kept, before = list[Tensor](), scan.before
         for row in scan.inputs.split(1):
-            out, *following = scan.native(*before, row)
-            before = following[0], following[1]
+            out, before = scan.native(before, row)
             kept.append(out)
-        assert all(map(torch.equal, (torch.cat(kept), *before), (whole, window, state))), seed
+        assert all(map(torch.equal, (torch.cat(kept), *before), (whole, *after))), seed
+
+
+def test_a_row_of_a_mixer_has_the_same_result_whatever_rows_stand_beside_it(instructions: Library) -> None:
+    """In a chain alone, among other sequences, and in a tree whose every row follows the one before."""
+    for seed in range(DRAWS):
+        mixed = Mixed(own=seeded(seed, 1 + seed % 3))
+        x = torch.randn(sum(mixed.rows), mixed.hidden)
+        mixed.lineages = [None for _ in mixed.rows]
+        whole, rows = mixed.mixing(0, x, mixed.segments(), x), list[Tensor]()
+        for segment, part in zip(mixed.segments(), x.split(mixed.rows), strict=True):
+            for row, own in enumerate(part.split(1)):
+                rows.append(mixed.mixing(0, own, [replace(segment, slot=5 + row, rows=1)], own))
+        assert torch.equal(torch.cat(rows), whole), seed
+        mixed.lineages = [Lineage(tuple(range(-1, n - 1)), (5,) * n, kept=True) for n in mixed.rows]
+        assert torch.equal(mixed.mixing(0, x, mixed.segments(), x), whole), seed
 
 
 def test_a_row_of_a_mixture_has_the_same_result_whatever_rows_stand_beside_it(instructions: Library) -> None:
@@ -295,14 +315,15 @@ def test_a_wrong_number_is_refused_or_changes_nothing(instructions: Library) -> 
         own = seeded(seed, 2)
         projections, block = Projections(own), Block(own, (16, 80))
         rows = torch.randn(sum(block.rows), block.hidden)
-        mixture, scan = Mixture(own), Scan()
-        spoilers += [Spoiler(instructions) for _ in range(4)]
+        mixture, mixed, scan = Mixture(own), Mixed(own), Scan()
+        spoilers += [Spoiler(instructions) for _ in range(5)]
         projections.up.library, block.attention._library, mixture.first.library = spoilers[-3:]  # type: ignore[assignment]
-        scan.native._library = spoilers[-4]  # type: ignore[assignment]
+        scan.native._library, mixed.mixing._library = spoilers[-5:-3]  # type: ignore[assignment]
         assert near(projections.calls(), projections.expected()), seed
         assert near(block(rows), block.expected(rows)), seed
         assert near(mixture.call(), mixture.expected()), seed
         assert near(scan.call(), scan.expected()), seed
+        assert near(mixed(x := torch.randn(sum(mixed.rows), mixed.hidden)), mixed.expected(x)), seed
     codes = [code for spoiler in spoilers for code in spoiler.codes]
     assert len(set(codes)) > 20
     assert sum(code > 0 for code in codes) > 0.8 * len(codes)
@@ -340,14 +361,15 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     other_rows, _ = any_weight(16, block.hidden, own, not block.quantised)
     yield "the outputs of these weights", attention_with(block, qkv=[one])
     yield "the outputs of these weights", attention_with(block, qkv=[one, *block.parts["qkv"]][:3])
-    yield "one to three weights", attention_with(block, qkv=[one] * 4)
+    yield "a few weights of the same columns", attention_with(block, qkv=[one] * 4)
     for unlike in (two, other_rows):
-        yield "one to three weights", attention_with(block, qkv=[one, unlike])
+        yield "a few weights of the same columns", attention_with(block, qkv=[one, unlike])
     yield "heads are a multiple", attention_with(block, heads=block.heads + 1)
     yield "the last weight has a column", attention_with(block, output=any_weight(block.hidden, mixed + 32, own)[0])
     yield "a head's size", attention_with(block, head_dim=8)
     yield "sinks have a score", attention_with(block, sinks=torch.zeros(block.heads + 1))
     yield from mixture_misfits(own)
+    yield from mixer_misfits(own)
     yield from scan_misfits()
 
 
@@ -384,26 +406,60 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "x is n rows", lambda: routed(torch.randn(2, mixture.hidden + 32), None)
 
 
+def mixer_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Calls of a mixer with parts that do not fit each other."""
+    mixed = Mixed(own)
+    x, inner, segments = torch.randn(sum(mixed.rows), mixed.hidden), mixed.inner, mixed.segments()
+
+    def calling(**changes: Any) -> Callable[[], object]:
+        return lambda: NativeMixing(**{**mixed.parts, **changes})(0, x, mixed.segments(), x)
+
+    def finish(**changes: Any) -> Finish:
+        return mixed.parts["finish"]._replace(**changes)
+
+    first, *rest = mixed.parts["inputs"]
+    quantised = not first.has_numbers
+    wide = any_weight(first.out_features, mixed.hidden + 32, own, quantised)[0]
+    yield (
+        "the outputs of these weights",
+        calling(inputs=[any_weight(16, mixed.hidden, own, quantised)[0], first, *rest]),
+    )
+    yield "a few weights of the same columns", calling(inputs=[any_weight(16, mixed.hidden, own, quantised)[0], wide])
+    yield "the last weight has a column", calling(output=any_weight(mixed.hidden, inner + 32, own)[0])
+    yield "a block's last weight", calling(output=any_weight(mixed.hidden + 16, inner, own)[0])
+    yield "a norm has a number", calling(finish=finish(norm=RmsNorm(torch.ones(inner + 1), EPSILON)))
+    for order in (torch.arange(inner + 1), torch.full((inner,), inner), torch.full((inner,), -1)):
+        yield "an order of mixed values", calling(finish=finish(order=order.int()))
+    yield "each sequence has a row", lambda: mixed.mixing(0, x[1:], segments, x[1:])
+    window, *matrix = mixed.scan.before
+    segments[-1].cache.states.of(0).base = Kept(5, (window.repeat(2, 1), *matrix))
+    yield "a state is the window", lambda: mixed.mixing(0, x, segments, x)
+
+
 def scan_misfits() -> Iterator[tuple[str, Callable[[], object]]]:
     """Calls of recurrences with parts that do not fit each other."""
     scan = Scan()
-    given = {"window": scan.window, "state": scan.state, "inputs": scan.inputs}
+    window, *matrix = scan.before
 
-    def calling(native: NativeRecurrence, **changes: Tensor) -> Callable[[], object]:
-        return lambda: native(**{**given, **changes})
+    def calling(
+        native: NativeRecurrence, before: State = scan.before, inputs: Tensor = scan.inputs
+    ) -> Callable[[], object]:
+        return lambda: native(before, inputs)
 
+    yield "a convolution has two rows", calling(scan.made(taps=scan.taps[:1]))
+    yield "a convolution has two rows", calling(scan.made(bias=torch.zeros(scan.channels + 1)))
+    yield "a state is the window", calling(scan.native, (window.repeat(2, 1), *matrix))
+    yield "x is n rows", calling(scan.native, inputs=scan.inputs[:, 1:])
+    if scan.numbers is None:
+        return
     yield "a recurrence has heads", calling(scan.made(groups=scan.groups + scan.heads))
     yield "a recurrence has heads", calling(scan.made(state=torch.zeros(scan.heads, scan.key, scan.value + 8)))
-    yield "a convolution has two rows", calling(scan.made(taps=scan.taps[:1]))
     yield "a convolution has two rows", calling(scan.made(taps=scan.taps[:, 1:]))
-    yield "a convolution has two rows", calling(scan.made(bias=torch.zeros(scan.channels + 1)))
     for name, numbers in scan.numbers._asdict().items():
         if numbers is not None:
             changed = scan.numbers._replace(**{name: torch.zeros(scan.heads + 1)})
             yield "every head has", calling(scan.made(numbers=changed))
-    yield "a state is the window", calling(scan.native, window=scan.window.repeat(2, 1))
-    yield "a state is the window", calling(scan.native, state=torch.zeros(scan.heads + 1, scan.key, scan.value))
-    yield "x is n rows", calling(scan.native, inputs=scan.inputs[:, 1:])
+    yield "a state is the window", calling(scan.native, (window, torch.zeros(scan.heads + 1, scan.key, scan.value)))
 
 
 def test_objects_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:
@@ -438,10 +494,13 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
         kernel.own_threads = own
     expert = NativeMlp(kinds[0][0], kinds[1][0], any_activation())
     experts = NativeExperts([expert] * 3, Router(torch.randn(3, block.hidden), None, 2, Routing.SHARES))
-    parts = [NativeSubLayer(0, 0, block.attention)]
+    mixed = Mixed(own, block.hidden, block.rows)
+    parts = [NativeSubLayer(0, 0, block.attention), NativeSubLayer(0, 0, mixed.mixing)]
     # Without norms before them, products of gate and up overflow after a few.
     parts += [NativeSubLayer(0, 0, each, any_connection(block.hidden, is_normed=True)) for each in (mlp, experts)]
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
+    for segment in batch.sequences:
+        segment.cache.states, segment.lineage, segment.certain = mixed.states(segment.slot), None, False
     return block, random.choices(parts, k=random.randint(1, 5)), torch.randn(sum(block.rows), block.hidden), batch
 
 
@@ -453,13 +512,20 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
         for part in parts:
             if part.attention is not None:
                 expected = part.attention(0, 0, expected, batch.sequences, block.rotation)
+            elif part.mixing is not None:
+                expected = part.mixing(0, expected, batch.sequences, expected)
             elif part.mlp is not None:
                 expected = part.mlp(expected, part.connection)
         kept = [cache.clone() for cache in block.caches]
+        is_mixed = any(part.mixing is not None for part in parts)
+        states = kept_by(batch.sequences) if is_mixed else None
         for cache, old in zip(block.caches, before, strict=True):
             cache.copy_(old)
+        for segment in batch.sequences:
+            segment.cache.states.of(0).tip = None
         assert torch.equal(NativeRun(parts)(x, batch), expected), seed
         assert all(map(torch.equal, block.caches, kept)), seed
+        assert states is None or torch.equal(kept_by(batch.sequences), states), seed
 
 
 def test_runs_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:

@@ -96,6 +96,9 @@ class Projections:
         """Run our own kernels on threads of our own, or on torch's (`Native.own_threads`)."""
         for native in self._natives():
             native.own_threads = own
+        for layer in self._layers:
+            if layer.state is not None and layer.state.native is not None:
+                layer.state.native.own_threads = own
 
     def use_huge_pages(self) -> None:
         """Move our own kernels' weights into huge pages."""

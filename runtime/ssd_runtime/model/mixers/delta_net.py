@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from ssd_runtime.model.mixers.mixer import Mixer, State, exact
+from ssd_runtime.model.mixers.mixer import Finish, Mixer, State, exact, gated_norm
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.native_recurrence import HeadNumbers, NativeRecurrence
@@ -45,6 +45,12 @@ class GatedDeltaNet(Mixer):
             groups=self._key_heads,
         )
         return self._channels + 2 * self._heads
+
+    def finish(self) -> Finish | None:
+        """The norm of each head before its gate, and the order of the output projection's columns."""
+        norm = gated_norm(self._module.norm, self._value, gated_before=False)
+        order = None if self._order is None else self._order.to(torch.int32)
+        return None if norm is None or hooked(self._module.out_proj) else Finish(norm, order)
 
     def empty(self) -> State:
         """The state before the first token."""
@@ -100,6 +106,10 @@ class GroupedDeltaNet(GatedDeltaNet):
     """Qwen3-Next's: each key head has its q, k, v and z side by side, and its b and a."""
 
     projections = ("in_proj_qkvz", "in_proj_ba")
+
+    def finish(self) -> Finish | None:
+        """None: our own code takes the heads of a projection in order."""
+        return None
 
     def _ordered(self, projected: Tensor) -> Tensor:
         values = self._heads // self._key_heads * self._value

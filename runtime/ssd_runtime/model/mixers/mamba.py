@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from ssd_runtime.model.mixers.mixer import Mixer, State, exact
+from ssd_runtime.model.mixers.mixer import Finish, Mixer, State, exact, gated_norm
 from ssd_runtime.model.mixers.recurrence import Rows, recur, recur_apart
 from ssd_runtime.weights.kernels.native_recurrence import HeadNumbers, NativeRecurrence
 
@@ -37,6 +37,14 @@ class Mamba2(Mixer):
             limits=module.time_step_limit,
         )
         return self._channels + self._heads
+
+    def finish(self) -> Finish | None:
+        """The norm of all values after their gates, if there is one."""
+        module = getattr(self._module, "norm", None)
+        if module is None or isinstance(module, nn.Identity):
+            return Finish()
+        norm = gated_norm(module, self._heads * self._width, gated_before=True)
+        return None if norm is None else Finish(norm)
 
     def empty(self) -> State:
         """The state before the first token."""

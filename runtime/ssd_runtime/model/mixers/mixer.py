@@ -10,27 +10,30 @@ Inputs were chosen over a state per row because they are small. A gated delta ne
 of 2 MiB and 33 KiB of inputs per row in fp32: for 8 rows that is 0.3 MiB per layer instead of 16 MiB.
 
 A draft's rows start from the state of the row before and never touch the committed one. A tree's rows start from their
-parent's. Few rows run one after the other in fp32, so that a row has the same bits in a step and in a verification, as
-far as its projections have. Longer chunks of a prompt run in the chunked form, which differs by rounding.
-`cache/mixer_states.py` keeps states and inputs.
+parent's. Our own code runs rows one after the other, so that a row has the same bits in a step and in a verification,
+as far as its projections have. torch's operations do so for few rows; longer chunks of a prompt run in the chunked
+form, which differs by rounding. `cache/mixer_states.py` keeps states and inputs.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm, silu
 
 from ssd_profiles.errors import UserError
 from ssd_runtime.weights.hooks import hooked
+from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 from ssd_runtime.weights.linear import written
 
 FEW = 32
 """Most rows that run one after the other: more than nearly all verifications have."""
+NORM_TOLERANCE = 1e-5
 State = tuple[Tensor, ...]
 """The state of one mixer and sequence, whose tensors are never written in place."""
 
@@ -42,6 +45,30 @@ def exact(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
     the rows beside it, and weights that round rows to 8 bits magnify that to 0.4%.
     """
     return function(numbers.double()).to(numbers.dtype)
+
+
+class Finish(NamedTuple):
+    """What becomes of mixed values before the output projection, beside their gates, as our own code takes it."""
+
+    norm: RmsNorm | None = None
+    order: Tensor | None = None
+    """The mixed value for each column of the output projection, in int32; None for one after the other."""
+
+
+def gated_norm(norm: nn.Module, width: int, gated_before: bool) -> RmsNorm | None:
+    """An RMS norm of values [n, `width`] that are gated before it, or after, as numbers; None if it is none."""
+    weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
+    if epsilon is None or not isinstance(weight, Tensor) or weight.dtype != torch.float32 or hooked(norm):
+        return None
+    values, gates = torch.linspace(-2, 3, width)[None], silu(torch.linspace(3, -2, width))[None]
+    if weight.shape != (width,) or weight.device != values.device:
+        return None
+    expected = rms_norm(values * gates if gated_before else values, (width,), weight.detach(), epsilon)
+    expected = expected if gated_before else expected * gates
+    found = norm(values, torch.linspace(3, -2, width)[None])
+    if bool((found - expected).abs().max() > NORM_TOLERANCE * expected.abs().max()):
+        return None
+    return RmsNorm(weight.detach().contiguous(), float(epsilon))
 
 
 class Mixer(ABC):
@@ -65,7 +92,7 @@ class Mixer(ABC):
     state_bytes: int
     """Bytes of one state."""
     native: NativeRecurrence | None = None
-    """The recurrence in our own code, which runs few rows; None where that does not serve it."""
+    """The recurrence in our own code; None where that does not serve it."""
 
     def __init__(self, module: nn.Module, by_row: bool = False) -> None:
         """With `by_row`, no bit of a row among `FEW` depends on the others: each runs as it would alone."""
@@ -77,10 +104,11 @@ class Mixer(ABC):
     def refresh(self) -> bool:
         """Read the module's parameters again if they have changed; returns whether they have."""
         conv: nn.Conv1d = getattr(self._module, self.convolution)
-        norm = list(self._module.norm.parameters()) if hasattr(self._module, "norm") else []
-        own = [each for each in (*self._module._parameters.values(), *conv.parameters(), *norm) if each is not None]
-        output = getattr(self._module, self.output)
-        stamp = [conv, hooked(conv), output, hooked(output), *map(written, own)]
+        norms = [self._module.norm] if hasattr(self._module, "norm") else []
+        numbers = (number for norm in norms for number in norm.parameters())
+        own = [each for each in (*self._module._parameters.values(), *conv.parameters(), *numbers) if each is not None]
+        modules = [conv, getattr(self._module, self.output), *norms]
+        stamp = [*modules, *map(hooked, modules), *map(written, own)]
         changed = stamp != self._stamp
         if changed:
             self._stamp = stamp
@@ -101,6 +129,10 @@ class Mixer(ABC):
             self.state_bytes = sum(each.numel() * each.element_size() for each in self.empty())
         return changed
 
+    def finish(self) -> Finish | None:
+        """How our own code finishes mixed values; None where it does not serve that."""
+        return None
+
     @abstractmethod
     def empty(self) -> State:
         """The state before the first token."""
@@ -111,11 +143,10 @@ class Mixer(ABC):
 
     def scan(self, state: State, inputs: Tensor) -> tuple[Tensor, State]:
         """The mixed values [n, …] of rows that follow each other after `state`, and the state after the last one."""
-        few, native = len(inputs) <= FEW, self.native
-        if few and native is not None and all(each.dtype == torch.float32 for each in (*state, inputs)):
-            window, matrix = state
-            outputs, *after = native(window, matrix, inputs)
-            return self._shaped(outputs), tuple(after)
+        native = self.native
+        if native is not None and all(each.dtype == torch.float32 for each in (*state, inputs)):
+            outputs, after = native(state, inputs)
+            return self._shaped(outputs), after
         if not self._by_row or not 1 < len(inputs) <= FEW:
             return self._scan(state, inputs)
         mixed = list[Tensor]()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.mixers.mixer import Mixer, State
+from ssd_runtime.model.mixers.mixer import Finish, Mixer, State
+from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 
 
 class ShortConvolution(Mixer):
@@ -17,7 +18,12 @@ class ShortConvolution(Mixer):
     convolution = "conv"
 
     def _build(self) -> int:
+        self.native = NativeRecurrence.of(self._taps, self._bias)
         return self._taps.shape[1]
+
+    def finish(self) -> Finish:
+        """Nothing but the gates."""
+        return Finish()
 
     def empty(self) -> State:
         """The state before the first token."""
@@ -35,6 +41,9 @@ class ShortConvolution(Mixer):
     def apart(self, state: State, inputs: Tensor) -> Tensor:
         """The convolution at rows each of which follows `state`."""
         return self._convolved_apart(state[0], inputs).to(inputs.dtype)
+
+    def _shaped(self, outputs: Tensor) -> Tensor:
+        return outputs.flatten(1)
 
     def _finished(self, mixed: Tensor, projected: Tensor) -> Tensor:
         """C × the convolution."""

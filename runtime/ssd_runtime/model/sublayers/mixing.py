@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.batch.batch import Lineage, Segment, Variants
+from ssd_runtime.model.batch.batch import Segment, Variants
 from ssd_runtime.model.cache.mixer_states import Kept, LayerStates
 from ssd_runtime.model.mixers.mixer import Mixer, State
 
@@ -25,44 +26,61 @@ def _mixed(layer: int, inputs: Tensor, segment: Segment | Variants) -> Tensor:
     """The mixed values [n, …] of one sequence's rows."""
     states = segment.cache.states.of(layer)
     lineage = segment.lineage
-    slot = segment.slot if isinstance(segment, Segment) else None
-    if lineage is None:
-        assert isinstance(slot, int), "consecutive rows have slots that the host knows"
-        mixed, state = states.mixer.scan(states.after(slot), inputs)
-        if isinstance(segment, Segment) and segment.certain:
-            states.skip(slot + segment.rows, state)
-        else:
-            states.write(slot, inputs, state)
-        return mixed
-    apart = not lineage.kept and max(lineage.parents) < 0
-    mixed = _apart(states, inputs, lineage.starts) if apart else _branching(states, inputs, lineage)
-    if lineage.kept:
-        assert isinstance(slot, int), "rows that are kept have slots that the host knows"
-        states.write(slot, inputs, None)
-    return mixed
-
-
-def _branching(states: LayerStates, inputs: Tensor, lineage: Lineage) -> Tensor:
-    """The mixed values of rows that come after each other as `lineage` says: one scan per run of consecutive rows."""
-    parents = lineage.parents
-    rows = len(parents)
-    branched = {parent for row, parent in enumerate(parents) if parent != row - 1 or parent < 0}
-    bounds = [row for row in range(rows) if row == 0 or parents[row] != row - 1 or row - 1 in branched] + [rows]
+    if lineage is not None and not lineage.kept and max(lineage.parents) < 0:
+        return _apart(states, inputs, lineage.starts)
     after = dict[int, State]()
     outputs = list[Tensor]()
-    near: Kept | None = None
-    for begin, end in pairwise(bounds):
-        parent = parents[begin]
-        if parent < 0:
-            near = states.kept_after(lineage.starts[begin], near)
-            before = near.state
-        else:
-            before = after[parent]
-        mixed, state = states.mixer.scan(before, inputs[begin:end])
+    for run, before in runs_of(states, segment, after):
+        mixed, state = states.mixer.scan(before, inputs[run.begin : run.end])
         outputs.append(mixed)
-        if end - 1 in branched:
-            after[end - 1] = state
-    return torch.cat(outputs)
+        if run.is_followed:
+            after[run.end - 1] = state
+    if isinstance(segment, Segment):
+        keep(segment, states, inputs, state)
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+class Run(NamedTuple):
+    """Rows of a segment that follow each other."""
+
+    begin: int
+    end: int
+    is_followed: bool
+    """Whether a later run comes after its last row."""
+
+
+def runs_of(
+    states: LayerStates, segment: Segment | Variants, after: Mapping[int, State]
+) -> Iterator[tuple[Run, State]]:
+    """The runs of a segment's rows in order, each with the state that it continues.
+
+    Before the next one is asked for, `after` has the state after the last row of a run that is followed.
+    """
+    lineage = segment.lineage
+    if lineage is None:
+        slot = None if isinstance(segment, Variants) else segment.slot
+        assert isinstance(slot, int), "consecutive rows have slots that the host knows"
+        yield Run(0, segment.rows, False), states.after(slot)
+        return
+    parents = lineage.parents
+    branched = {parent for row, parent in enumerate(parents) if parent != row - 1 or parent < 0}
+    starts = (row for row, parent in enumerate(parents) if row == 0 or parent != row - 1 or row - 1 in branched)
+    near: Kept | None = None
+    for begin, end in pairwise((*starts, len(parents))):
+        if (parent := parents[begin]) < 0:
+            near = states.kept_after(lineage.starts[begin], near)
+        yield Run(begin, end, end - 1 in branched), after[parent] if parent >= 0 or near is None else near.state
+
+
+def keep(segment: Segment, states: LayerStates, inputs: Tensor, after: State) -> None:
+    """Keep the inputs [n, width] of a segment's rows, and the state after the last of consecutive ones."""
+    if segment.lineage is not None and not segment.lineage.kept:
+        return
+    assert isinstance(segment.slot, int), "the host knows the slots of rows that are kept"
+    if segment.certain and segment.lineage is None:
+        states.skip(segment.slot + segment.rows, after)
+    else:
+        states.write(segment.slot, inputs, after if segment.lineage is None else None)
 
 
 def _apart(states: LayerStates, inputs: Tensor, starts: Sequence[int]) -> Tensor:

@@ -59,7 +59,7 @@ class NativeAttention:
         qkv, output = layer.qkv.natives, layer.output.fused
         norms, connection = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}, layer.attention_connection
         if (
-            layer.state is not None
+            layer.mixer is not None
             or not qkv
             or len({each.rounding for each in qkv}) > 1  # all multiply the same rows
             or output is None

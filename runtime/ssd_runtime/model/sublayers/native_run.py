@@ -20,6 +20,7 @@ from ssd_runtime.model.sublayers.native_attention import (
     locate,
     longest_of,
 )
+from ssd_runtime.model.sublayers.native_mixing import ContinuedRows, NativeMixing, continues
 from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native import required_library
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
@@ -30,41 +31,46 @@ class _SubLayer(ctypes.Structure):
     _fields_ = (
         *fields(POINTER, "block segments cos sin"),
         *fields(COUNT, "angle_bytes width stride longest"),
-        *fields(POINTER, "gate_up down activation experts connection"),
+        *fields(POINTER, "gate_up down activation experts mixing continuations"),
+        *fields(COUNT, "continued"),
+        *fields(POINTER, "connection"),
     )
 
 
 class NativeSubLayer:
-    """A sub-layer that our own code serves as a whole: an attention block, an MLP or experts."""
+    """A sub-layer that our own code serves as a whole: an attention block, another mixer, an MLP or experts."""
 
     def __init__(
         self,
         layer: int,
         kind: int,
-        block: NativeAttention | NativeMlp | NativeExperts,
+        block: NativeAttention | NativeMixing | NativeMlp | NativeExperts,
         connection: Connection | None = None,
+        beside: NativeMixing | None = None,
     ) -> None:
-        """`connection` is that of an MLP or of experts; attention has its own."""
+        """`connection` is that of an MLP or of experts; attention and the mixer `beside` it have their own."""
         self.layer, self.kind = layer, kind
         self.attention = block if isinstance(block, NativeAttention) else None
-        self.mlp = None if isinstance(block, NativeAttention) else block
-        self.connection = connection if self.attention is None else self.attention.connection
+        self.mixing = block if isinstance(block, NativeMixing) else beside
+        self.mlp = block if isinstance(block, NativeMlp | NativeExperts) else None
+        self.connection = block.connection if isinstance(block, NativeAttention | NativeMixing) else connection
         self.about = _SubLayer()
-        """The sub-layer as `run` in `sublayers.c` takes it, but for its keys and values, which each call adds."""
+        """The sub-layer as `run` in `sublayers.c` takes it, but for its keys or states, which each call adds."""
         if isinstance(block, NativeMlp):
             self.about.gate_up, self.about.down = block.gate_up.address, block.down.address
             self.about.activation = ctypes.addressof(block.activation)
         elif isinstance(block, NativeExperts):
             self.about.experts = block.address
-        else:
+        elif isinstance(block, NativeAttention):
             self.about.block = block.address
+        self.about.mixing = None if self.mixing is None else self.mixing.address
         self.about.connection = None if self.connection is None else self.connection.address
 
 
 class NativeRun:
     """Sub-layers that our own code runs one after the other; made once, because plain steps all run the same ones.
 
-    Calls must not overlap: each writes where this step's keys and values are.
+    Calls must not overlap: each writes where this step's keys, values and states are.
     """
 
     def __init__(self, parts: Sequence[NativeSubLayer]) -> None:
@@ -75,6 +81,11 @@ class NativeRun:
             for step, part in zip(self._steps, parts, strict=True)
             if part.attention is not None
         ]
+        self._mixings = [
+            (step, part.layer, part.mixing)
+            for step, part in zip(self._steps, parts, strict=True)
+            if part.mixing is not None
+        ]
         # Layers are mostly of one size, so that few need be asked how much memory they take.
         blocks = {
             (part.kind, part.attention.sizes): (part.kind, part.attention)
@@ -84,6 +95,11 @@ class NativeRun:
         self._blocks = tuple(blocks.values())
         mlps = {(type(part.mlp), part.mlp.sizes): part.mlp for part in parts if part.mlp is not None}
         self._mlps = tuple(mlps.values())
+        self._mixing_floats = max((mixing.row_floats for _, _, mixing in self._mixings), default=0)
+
+    def serves(self, batch: Batch) -> bool:
+        """Whether our own code runs these rows: those of searches it does not run after states."""
+        return not self._mixings or (batch.sequences is not None and continues(batch.sequences))
 
     def __call__(self, x: Tensor, batch: Batch) -> Tensor:
         """The sub-layers on `x` [rows, hidden]; writes keys and values into the sequences' caches.
@@ -105,9 +121,13 @@ class NativeRun:
                 places[at] = rows
                 locate(places[at], segment, kind, layer)
                 at += 1
+        continued = list[ContinuedRows]()
+        for step, layer, mixing in self._mixings:
+            continued.append(of_layer := mixing.continued(layer, sequences))
+            step.continuations, step.continued = of_layer.address, len(of_layer.places)
         size = max((block.floats(n, seen[kind][0], threads) for kind, block in self._blocks), default=0)
-        size = x.numel() + max(size, *(mlp.floats(n) for mlp in self._mlps), 0)
-        return found.write(
+        size = x.numel() + max(size, n * self._mixing_floats, *(mlp.floats(n) for mlp in self._mlps), 0)
+        y = found.write(
             torch.empty_like(x),
             size,
             found.run,
@@ -118,3 +138,6 @@ class NativeRun:
             x.nbytes,
             n,
         )
+        for of_layer in continued:
+            of_layer.keep()
+        return y

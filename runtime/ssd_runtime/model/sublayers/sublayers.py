@@ -18,6 +18,7 @@ from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.model.layer.layer_inputs import LayerInputs
 from ssd_runtime.model.sublayers.mixing import mix
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
+from ssd_runtime.model.sublayers.native_mixing import NativeMixing, continues
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.model.sublayers.torch_attention import TorchAttention
 
@@ -111,14 +112,16 @@ class SubLayers:
     def follow(self, precisions: Sequence[int]) -> None:
         """Rebuild what depends on the projections.
 
-        That is a list of layers per copy precision of `precisions`, and a `NativeAttention` per layer where it applies.
+        That is a list of layers per copy precision of `precisions`, and the mixers that our own code serves.
         """
         self._forms = {FULL: self.layers}
         self._forms |= {bits: [layer.light(bits) for layer in self.layers] for bits in precisions}
         self._native = {bits: [self._native_attention(each) for each in form] for bits, form in self._forms.items()}
+        self._mixing = {bits: [self._native_mixing(each) for each in form] for bits, form in self._forms.items()}
         if self._bitwise and not self.are_native:
             # Rows run one by one then, and a lone one as two.
             self._native = {bits: [None] * len(self.layers) for bits in self._forms}
+            self._mixing = {bits: [None] * len(self.layers) for bits in self._forms}
         self._runs: dict[tuple[tuple[int, int | None], ...], NativeRun | None] = {}
         """Latest selections that `run` was given, as our own code runs them; None if it does not serve all."""
         self._whole = {
@@ -135,7 +138,7 @@ class SubLayers:
     @property
     def are_whole(self) -> bool:
         """Whether each sub-layer on the model's own weights is one call of our own code."""
-        return None not in self._native[FULL] and all(layer.native_mlp is not None for layer in self.layers)
+        return None not in self._whole[FULL]
 
     def _key_multiple(self, rounded: bool) -> int:
         if self.by_row:
@@ -162,27 +165,25 @@ class SubLayers:
 
     def _attention(self, layer: int, x: Tensor, batch: Batch, bits: int) -> Tensor:
         bits = self._form(bits)
-        beside = self._forms[bits][layer].parallel
-        if beside is None:
-            return self._mixer(layer, x, batch, bits)
         parts = self._forms[bits][layer]
-        x, batch = (x.to(parts.device), batch.on(parts.device)) if self._spread else (x, batch)
-        projected = beside.inputs(x, norm=parts.attention_norm)[: batch.rows]
-        mixed = mix(beside.mixer, layer, projected, batch.segments)
-        out = self._mixer(layer, x, batch, bits)
-        return beside.output(_as_many(mixed, x), residual=out)
+        if self._spread:
+            x, batch = x.to(parts.device), batch.on(parts.device)
+        if parts.state is None:
+            return self._keyed(parts, layer, x, batch, bits)
+        residual = x if parts.parallel is None else self._keyed(parts, layer, x, batch, bits)
+        native, sequences = self._mixing[bits][layer], batch.sequences
+        if native is not None and sequences is not None and continues(sequences):
+            return native(layer, x, sequences, residual)
+        beside = parts.parallel
+        projected = (parts.qkv if beside is None else beside.inputs)(x, norm=parts.attention_norm)
+        mixed = _as_many(mix(parts.state, layer, projected[: batch.rows], batch.segments), x)
+        return parts.add_attention(x, mixed) if beside is None else beside.output(mixed, residual=residual)
 
-    def _mixer(self, layer: int, x: Tensor, batch: Batch, bits: int) -> Tensor:
-        parts = self._forms[bits][layer]
+    def _keyed(self, parts: Layer, layer: int, x: Tensor, batch: Batch, bits: int) -> Tensor:
+        """The attention block of `layer`."""
         native = self._native[bits][layer]
         if native is not None and batch.sequences is not None:
             return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
-        if self._spread:
-            x = x.to(parts.device)
-            batch = batch.on(parts.device)
-        if parts.mixer is not None:
-            mixed = mix(parts.mixer, layer, parts.qkv_of(x)[: batch.rows], batch.segments)
-            return parts.add_attention(x, _as_many(mixed, x))
         queries, new, gates = self._attending.project(parts, x, batch.rotations[parts.kind])
         mixed = self._attending.mixed(layer, queries, new, batch)
         return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
@@ -225,7 +226,7 @@ class SubLayers:
         """
         with self._lock.inner:
             native = states is None and len(x) <= FEW_ROWS and batch.sequences is not None
-            if native and (whole := self._native_run(tuple(wanted))) is not None:
+            if native and (whole := self._native_run(tuple(wanted))) is not None and whole.serves(batch):
                 return whole(x, batch)
             needed = self._inputs is not None and any(index % 2 and bits is not None for index, bits in wanted)
             inputs = self._inputs.of(x) if needed and self._inputs is not None else None
@@ -264,11 +265,17 @@ class SubLayers:
         return None if any(mlp.activation_hooked for mlp in mlps) else found
 
     def _native_sublayers(self, layer: int, bits: int) -> Iterator[NativeSubLayer | None]:
-        """The attention block and the MLP of a layer as our own code runs them, as far as it serves them."""
-        attention, parts = self._native[bits][layer], self._forms[bits][layer]
-        yield None if attention is None else NativeSubLayer(layer, parts.kind, attention)
+        """The mixer and the MLP of a layer as our own code runs them, as far as it serves them."""
+        attention, mixing, parts = self._native[bits][layer], self._mixing[bits][layer], self._forms[bits][layer]
+        found = attention if parts.mixer is None else mixing
+        is_served = found is not None and (parts.parallel is None or mixing is not None)
+        yield NativeSubLayer(layer, parts.kind, found, beside=mixing) if found is not None and is_served else None
         mlp = None if self._spread else parts.native_mlp
         yield None if mlp is None else NativeSubLayer(layer, parts.kind, *mlp)
+
+    def _native_mixing(self, layer: Layer) -> NativeMixing | None:
+        """The layer's mixer with a state as one call of our own code; None where that does not serve it."""
+        return None if self._spread else NativeMixing.of(layer)
 
     def _native_attention(self, layer: Layer) -> NativeAttention | None:
         """The layer's attention block as one call of our own code; None where that does not serve it."""

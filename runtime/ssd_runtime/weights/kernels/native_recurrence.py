@@ -1,4 +1,4 @@
-"""The recurrence of a gated delta net or of Mamba-2, with its convolution, as one call of our own code.
+"""The recurrence of a gated delta net or of Mamba-2 with its convolution, or one alone, as a call of our own code.
 
 Between two operations torch takes some microseconds, and a state of megabytes goes through the caches once for each; of
 a plain step of Qwen3.5 that was a quarter.
@@ -31,6 +31,7 @@ class _Recurrence(ctypes.Structure):
     _fields_ = (
         *fields(POINTER, "taps bias decay step direct"),
         *fields(COUNT, "tap_bytes bias_bytes decay_bytes step_bytes direct_bytes kernel heads groups key value"),
+        *fields(COUNT, "own_threads"),
         *fields(FLOAT, "least most"),
     )
 
@@ -46,19 +47,20 @@ class NativeRecurrence:
         cls,
         taps: Tensor,
         bias: Tensor | None,
-        numbers: HeadNumbers,
-        state: Tensor,
-        groups: int,
+        numbers: HeadNumbers | None = None,
+        state: Tensor | None = None,
+        groups: int = 1,
         limits: tuple[float, float] = (0.0, 0.0),
     ) -> NativeRecurrence | None:
         """The recurrence with the convolution `taps` [kernel, channels] and `bias` [channels], in fp32.
 
         `state` [heads, key, value] is one of its own, whose heads share keys in `groups`; Mamba-2's steps are clamped
-        to `limits`. None where our own code does not serve it.
+        to `limits`. Without numbers and a state it is the convolution alone. None where our own code does not serve it.
         """
-        given = (taps, bias, *numbers, state)
+        given = (taps, bias, *(numbers or ()), state)
         plain = all(each is None or (each.device.type == "cpu" and each.dtype == torch.float32) for each in given)
-        if not plain or state.shape[1] % TILE or state.shape[2] % TILE or library() is None:
+        sizes = taps.shape[1:] if state is None else state.shape[1:]
+        if not plain or any(size % TILE for size in sizes) or library() is None:
             return None
         return cls(taps, bias, numbers, state, groups, limits)
 
@@ -66,8 +68,8 @@ class NativeRecurrence:
         self,
         taps: Tensor,
         bias: Tensor | None,
-        numbers: HeadNumbers,
-        state: Tensor,
+        numbers: HeadNumbers | None,
+        state: Tensor | None,
         groups: int,
         limits: tuple[float, float],
     ) -> None:
@@ -76,9 +78,14 @@ class NativeRecurrence:
         if found is None:
             raise RuntimeError("no compiled code for this processor")
         self._library = found
-        kept = tuple(None if each is None else each.contiguous() for each in (taps, bias, *numbers))
+        given = (taps, bias, *(numbers or (None, None, None)))
+        kept = tuple(None if each is None else each.contiguous() for each in given)
         self._kept = kept  # what the structure points to
-        heads, key, value = state.shape
+        heads, key, value = (1, 0, taps.shape[1]) if state is None else state.shape
+        self.channels, self.mixed = taps.shape[1], heads * value
+        """The channels of a row, and the numbers of its outputs."""
+        self.width = self.channels + (0 if numbers is None else heads * (2 if numbers.direct is None else 1))
+        """The numbers of a row's inputs."""
         least, most = limits
         self._about = _Recurrence(
             *(None if each is None else each.data_ptr() for each in kept),
@@ -91,29 +98,42 @@ class NativeRecurrence:
             least=least,
             most=most,
         )
+        self.address = ctypes.addressof(self._about)
+        self.has_matrix = key > 0
 
-    def __call__(self, window: Tensor, state: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs [n, heads, value] for `inputs` [n, width] after `window` [kernel - 1, channels] and `state`.
+    @property
+    def own_threads(self) -> bool:
+        """Whether it runs on threads of our own instead of torch's (`Native.own_threads`)."""
+        return bool(self._about.own_threads)
 
-        The window and the state after the rows follow. All are in fp32. Raises RuntimeError if sizes do not agree.
+    @own_threads.setter
+    def own_threads(self, own: bool) -> None:
+        self._about.own_threads = int(own)
+
+    def __call__(self, state: tuple[Tensor, ...], inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The outputs [n, heads, value] for `inputs` [n, width] after a state, and that after them.
+
+        A state is the window [kernel - 1, channels] and, but for a convolution alone, a matrix [heads, key, value]. All
+        are in fp32. Raises RuntimeError if sizes do not agree.
         """
-        window, state, inputs = window.contiguous(), state.contiguous(), inputs.contiguous()
-        heads, _, value = state.shape
-        following, after = torch.empty_like(window), torch.empty_like(state)
-        n, channels = len(inputs), window.shape[1]
+        before = tuple(each.contiguous() for each in state)
+        inputs, after = inputs.contiguous(), tuple(map(torch.empty_like, before))
+        n = len(inputs)
         outputs = self._library.write(
-            floats(n, heads, value),
-            n * channels,
+            floats(n, self._about.heads, self._about.value),
+            n * self.channels,
             self._library.recur,
-            ctypes.addressof(self._about),
-            window.data_ptr(),
-            window.nbytes,
-            state.data_ptr(),
-            state.nbytes,
-            following.data_ptr(),
-            after.data_ptr(),
+            self.address,
+            *(number for each in pointed(before) for number in each),
+            *(address for address, _ in pointed(after)),
             inputs.data_ptr(),
             inputs.nbytes,
             n,
         )
-        return outputs, following, after
+        return outputs, after
+
+
+def pointed(state: tuple[Tensor, ...]) -> tuple[tuple[int | None, int], tuple[int | None, int]]:
+    """Addresses and bytes of a state's window and of its matrix, where it has one."""
+    window, *matrix = state
+    return (window.data_ptr(), window.nbytes), (matrix[0].data_ptr(), matrix[0].nbytes) if matrix else (None, 0)

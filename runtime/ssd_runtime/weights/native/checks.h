@@ -5,7 +5,7 @@
 #pragma once
 #include "attention.h"
 #include "experts.h"
-#include "recurrence.h"
+#include "mixing.h"
 #include "repack.h"
 #include "round.h"
 
@@ -36,9 +36,10 @@
     RULE(FORM, "queries have gates or none, and a rotation turns pairs of neighbours or of halves")        \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head, or of all heads together")\
     RULE(SINKS, "sinks have a score for each head")                                                        \
-    RULE(PROJECTIONS, "one to three weights of the same columns, on the same rows, make queries, keys and values")\
-    RULE(OUTPUTS, "the outputs of these weights are the queries, keys and values of all heads")            \
+    RULE(PROJECTIONS, "a few weights of the same columns, on the same rows, make what attention or a mixer takes")\
+    RULE(OUTPUTS, "the outputs of these weights are all that it takes: queries, keys and values, or channels and gates")\
     RULE(MIXED, "the last weight has a column for each value of all heads")                                \
+    RULE(ORDER, "an order of mixed values has a place for each column of the last weight, among these")    \
     RULE(ROTATION, "a rotation has n rows in fp32, of cos and of sin")                                     \
     RULE(ANGLES, "a rotation's row has an even number of angles for every head, at most a head's size")    \
     RULE(SEGMENTS, "each sequence has a row or more, and all together have n")                             \
@@ -53,7 +54,7 @@
     RULE(RECURRENCE, "a recurrence has heads in whole groups, and keys and values of whole tiles of 16")   \
     RULE(TAPS, "a convolution has two rows of factors or more, and they and its bias one for each channel")\
     RULE(STEPS, "every head has a decay and a step, and a direct factor if any has")                       \
-    RULE(STATE, "a state is the window of the rows before, and a matrix for each head, in fp32")           \
+    RULE(STATE, "a state is the window of the rows before, and a matrix for each head with keys, in fp32") \
     RULE(RUN, "there is a sub-layer or more, all of x's width")
 
 #define CODE(name, text) REFUSED_##name,
@@ -294,15 +295,23 @@ static int check_experts(const Experts *of, const Connection *connection, const 
 }
 
 static int check_recurrence(const Recurrence *of) {
-    REQUIRE(POINTERS, of && of->taps && of->decay && of->step);
+    REQUIRE(POINTERS, of && of->taps && (!of->key || (of->decay && of->step)));
     REQUIRE(RECURRENCE, within(of->groups, 1) && within(of->heads, 1) && of->heads % of->groups == 0);
-    REQUIRE(RECURRENCE, within(of->key, TILE) && of->key % TILE == 0 && within(of->value, TILE) && of->value % TILE == 0);
-    REQUIRE(RECURRENCE, within(of->groups * of->key, TILE) && within(of->heads * of->value, TILE));
+    REQUIRE(RECURRENCE, within(of->key, 0) && of->key % TILE == 0 && within(of->value, TILE) && of->value % TILE == 0);
+    REQUIRE(RECURRENCE, within(of->groups * of->key, 0) && within(of->heads * of->value, TILE));
     REQUIRE(TAPS, of->kernel >= 2 && of->kernel <= LARGEST / channels_in(of));
     REQUIRE(TAPS, of->tap_bytes == 4 * of->kernel * channels_in(of));
     REQUIRE(TAPS, !of->bias || of->bias_bytes == 4 * channels_in(of));
-    REQUIRE(STEPS, of->decay_bytes == 4 * of->heads && of->step_bytes == 4 * of->heads);
+    REQUIRE(STEPS, !of->key || (of->decay_bytes == 4 * of->heads && of->step_bytes == 4 * of->heads));
     REQUIRE(STEPS, !of->direct || of->direct_bytes == 4 * of->heads);
+    return AGREED;
+}
+
+/* The states before and after rows. */
+static int check_continuation(const Recurrence *of, const Continuation *from) {
+    REQUIRE(POINTERS, from->window && from->next && from->inputs && (!of->key || (from->state && from->after)));
+    REQUIRE(STATE, from->window_bytes == 4 * (of->kernel - 1) * channels_in(of));
+    REQUIRE(STATE, from->state_bytes / of->value == 4 * of->heads * of->key && from->state_bytes % of->value == 0);
     return AGREED;
 }
 
@@ -312,10 +321,38 @@ static int check_recur(const Recurrence *of, const float *window, int64_t window
 {
     AGREE(check_recurrence(of));
     AGREE(check_rows(inputs, bytes, n, inputs_of(of), y, memory, threads));
-    REQUIRE(POINTERS, window && state && next && after);
     REQUIRE(SEGMENTS, n >= 1);
-    REQUIRE(STATE, window_bytes == 4 * (of->kernel - 1) * channels_in(of));
-    REQUIRE(STATE, state_bytes / of->value == 4 * of->heads * of->key && state_bytes % of->value == 0);
+    const Continuation from = {window, state, window_bytes, state_bytes, (float *)next, (float *)after, (float *)inputs, n};
+    AGREE(check_continuation(of, &from));
     REQUIRE(MEMORY, floats == recurrence_floats(of, n));
+    return AGREED;
+}
+
+static int check_mixing(const Mixing *of, const Continuation *continuations, int64_t count, int64_t n) {
+    int64_t rows = 0, outputs = 0;
+    REQUIRE(POINTERS, of && of->inputs && continuations);
+    AGREE(check_recurrence(of->recurrence));
+    REQUIRE(PROJECTIONS, of->projections >= 1 && of->projections <= MOST_PROJECTIONS);
+    const int64_t needed = projected_by(of), width = mixed_by(of);
+    for (int64_t i = 0; i < of->projections; outputs += of->inputs[i++]->out) {
+        REQUIRE(OUTPUTS, outputs < needed); /* There may be no further weight. */
+        AGREE(check_weight(of->inputs[i]));
+        REQUIRE(PROJECTIONS, of->inputs[i]->in == of->inputs[0]->in);
+        REQUIRE(PROJECTIONS, has_levels(formats[of->inputs[i]->format]) == has_levels(formats[of->inputs[0]->format]));
+    }
+    REQUIRE(OUTPUTS, outputs == needed);
+    AGREE(check_weight(of->output));
+    REQUIRE(MIXED, of->output->in == width);
+    REQUIRE(STREAM, of->output->out == of->inputs[0]->in);
+    REQUIRE(NORM, fits(of->norm, of->recurrence->direct ? width : of->recurrence->value));
+    REQUIRE(ORDER, !of->order || of->order_bytes == 4 * width);
+    for (int64_t i = 0; of->order && i < width; i++)
+        REQUIRE(ORDER, of->order[i] >= 0 && of->order[i] < width);
+    for (int64_t i = 0; i < count; rows += continuations[i++].rows) {
+        REQUIRE(SEGMENTS, rows < n); /* There may be no further rows. */
+        REQUIRE(SEGMENTS, continuations[i].rows >= 1 && continuations[i].rows <= n - rows);
+        AGREE(check_continuation(of->recurrence, &continuations[i]));
+    }
+    REQUIRE(SEGMENTS, rows == n);
     return AGREED;
 }

@@ -60,6 +60,8 @@ class Library:
         self.attention.argtypes = (POINTER, POINTER, *sized, *rotation, *rows, COUNT, POINTER, *memory)
         self.recur = functions.recur
         self.recur.argtypes = (POINTER, *sized, *sized, POINTER, POINTER, *rows, POINTER, *memory)
+        self.mixer = functions.mixer
+        self.mixer.argtypes = (POINTER, POINTER, *sized, *rows, *sized, POINTER, *memory)
         self.run = functions.run
         self.run.argtypes = (POINTER, COUNT, COUNT, *rows, POINTER, *memory)
         self._rule = functions.rule

@@ -156,11 +156,16 @@ static const Norm *norm_of(const Connection *connection) {
     return connection ? connection->norm : 0;
 }
 
+/* Whether a block's output is added to the residual stream as it is. */
+static int is_plain(const Connection *connection) {
+    return connection && !connection->after && connection->factor == 1.0f;
+}
+
 /* y = a block's result, of which the last weight makes the output of `rows`; without a connection, that output itself. */
 static void project_last(Threads threads, const Weight *weight, Rows rows, int64_t n, const Connection *connection,
                          const float *x, float *y)
 {
-    const int plain = connection && !connection->after && connection->factor == 1.0f;
+    const int plain = is_plain(connection);
     const Joining about = {connection, x, y, weight->out};
     project(threads, weight, rows, n, plain ? x : 0, y, weight->out);
     if (connection && !plain)

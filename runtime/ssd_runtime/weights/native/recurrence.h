@@ -1,8 +1,8 @@
-/* The recurrences of gated delta nets and Mamba-2, for a few rows of one sequence, one after the other.
+/* The recurrences of gated delta nets and Mamba-2 and short convolutions, for rows of one sequence, one after the other.
  *
  * A row's inputs are the channels of a convolution over it and the rows before, then the numbers of each head. A gated delta
  * net has the channels q, k and v and the numbers b and a; Mamba-2 has v, k and q (x, B and C) and the number dt. Some heads
- * share a q and a k.
+ * share a q and a k. A short convolution is one head whose keys have no numbers: its channels are the results.
  */
 #pragma once
 #include "mlp.h"
@@ -13,7 +13,8 @@ typedef struct {
     const float *decay, *step; /* [heads]: S decays by exp(decay * softplus(number + step)). */
     const float *direct;       /* [heads]: factors of v in Mamba-2's output; NULL in a gated delta net. */
     int64_t tap_bytes, bias_bytes, decay_bytes, step_bytes, direct_bytes;
-    int64_t kernel, heads, groups, key, value; /* `groups` of heads share a q and a k. */
+    int64_t kernel, heads, groups, key, value; /* `groups` of heads share a q and a k; a key of 0 is a convolution alone. */
+    int64_t own_threads;
     float least, most;                         /* Mamba-2 clamps steps to these. */
 } Recurrence;
 
@@ -25,8 +26,13 @@ static int64_t channels_in(const Recurrence *of) {
     return 2 * keys_of(of) + of->heads * of->value;
 }
 
+/* The numbers of a row beside its channels. */
+static int64_t numbers_of(const Recurrence *of) {
+    return of->key ? of->heads * (of->direct ? 1 : 2) : 0;
+}
+
 static int64_t inputs_of(const Recurrence *of) {
-    return channels_in(of) + of->heads * (of->direct ? 1 : 2);
+    return channels_in(of) + numbers_of(of);
 }
 
 /* The floats of memory that n rows take: their convolved channels. */
@@ -74,20 +80,21 @@ static void scale_head(float *head, int64_t size, float length) {
         store(head + i, multiply(load(head + i), factor));
 }
 
-/* Convolve the channels of a row, and in a gated delta net give its keys the length 1, its queries the usual factor. */
+/* Convolve the channels of a row, before their SiLU if a recurrence follows; and in a gated delta net give its keys the
+ * length 1, its queries the usual factor. */
 static void convolve_item(const void *about, int64_t row, int worker) {
     const Recurring *of = about;
     const Recurrence *recurrence = of->recurrence;
     const int64_t channels = channels_in(recurrence);
-    float *to = of->convolved + row * channels;
+    float *to = (recurrence->key ? of->convolved : of->y) + row * channels;
     (void)worker;
     for (int64_t i = 0; i < channels; i += LANES) {
         Floats sum = recurrence->bias ? load(recurrence->bias + i) : zeros();
         for (int64_t tap = 0; tap < recurrence->kernel; tap++)
             sum = multiply_add(load(recurrence->taps + tap * channels + i), load(row_at(of, row + tap) + i), sum);
-        store(to + i, sigmoid_times(sum, sum));
+        store(to + i, recurrence->key ? sigmoid_times(sum, sum) : sum);
     }
-    for (int64_t group = 0; !recurrence->direct && group < recurrence->groups; group++) {
+    for (int64_t group = 0; recurrence->key && !recurrence->direct && group < recurrence->groups; group++) {
         scale_head(queries_of(of, row) + group * recurrence->key, recurrence->key, 1.0f / sqrtf((float)recurrence->key));
         scale_head(keys_at(of, row) + group * recurrence->key, recurrence->key, 1.0f);
     }
@@ -155,5 +162,6 @@ static void shift_item(const void *about, int64_t item, int worker) {
 static void recur_on(Threads threads, const Recurring *of) {
     each(threads, shift_item, of, 1, 1);
     each(threads, convolve_item, of, of->n, 1);
-    each(threads, recur_item, of, of->recurrence->heads, 1);
+    if (of->recurrence->key)
+        each(threads, recur_item, of, of->recurrence->heads, 1);
 }

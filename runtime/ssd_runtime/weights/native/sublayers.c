@@ -84,10 +84,28 @@ int recur(const Recurrence *of, const float *window, int64_t window_bytes, const
           int wanted)
 {
     AGREE(check_recur(of, window, window_bytes, state, state_bytes, next, after, inputs, bytes, n, y, memory, floats, wanted));
-    const Threads threads = join(wanted, 0); /* Beside it torch's operations run, whose threads it shares. */
+    const Threads threads = join(wanted, (int)of->own_threads);
     const Recurring about = {.recurrence = of, .window = window, .before = state, .inputs = inputs, .n = n, .next = next,
                              .after = after, .convolved = memory, .y = y};
     ON(threads, recur_on(threads, &about));
+    leave(threads);
+    return AGREED;
+}
+
+/* y [n, hidden] = a mixer's result for x, of rows that continue `count` states one after the other: a later one may be that
+ * after an earlier one's rows. Writes these rows' inputs and the states after them. The result is added to the `residual`
+ * [n, hidden] of attention beside it, which may be y, or to x if that is NULL. */
+int mixer(const Mixing *of, const Connection *connection, const Continuation *continuations, int64_t count, const float *x,
+          int64_t bytes, int64_t n, const float *residual, int64_t residual_bytes, float *y, float *memory, int64_t floats,
+          int wanted)
+{
+    AGREE(check_mixing(of, continuations, count, n));
+    AGREE(check_rows(x, bytes, n, of->inputs[0]->in, y, memory, wanted));
+    AGREE(check_connection(connection, of->inputs[0]->in));
+    REQUIRE(RESIDUAL, !residual || (residual_bytes == bytes && is_plain(connection)));
+    REQUIRE(MEMORY, floats == mixing_floats(of, n));
+    const Threads threads = join(wanted, (int)of->output->own_threads);
+    ON(threads, mixing_on(threads, of, connection, continuations, count, x, n, residual ? residual : x, y, memory));
     leave(threads);
     return AGREED;
 }
@@ -262,7 +280,8 @@ int attention(const Block *block, const Connection *connection, const Segment *s
     return AGREED;
 }
 
-/* A sub-layer of a run: an attention block, experts, or an MLP where both are NULL. */
+/* A sub-layer of a run: an attention block, another mixer or both side by side, experts, or an MLP where all of these are
+ * NULL. */
 typedef struct {
     const Block *block;
     const Segment *segments; /* The keys and values of its layer, of all sequences. */
@@ -271,12 +290,18 @@ typedef struct {
     const Weight *gate_up, *down;
     const Activation *activation; /* Of gate and up. */
     const Experts *experts;
+    const Mixing *mixing;
+    const Continuation *continuations; /* The states of its layer, `continued` of them. */
+    int64_t continued;
     const Connection *connection;
 } SubLayer;
 
 /* The weight that a sub-layer's rows meet first; NULL where it has none. */
 static const Weight *first_of(const SubLayer *of) {
-    const Weight *const *first = of->block ? of->block->qkv : of->experts ? of->experts->gate_up : &of->gate_up;
+    const Weight *const *first = of->block     ? of->block->qkv
+                                 : of->mixing  ? of->mixing->inputs
+                                 : of->experts ? of->experts->gate_up
+                                               : &of->gate_up;
     return first ? first[0] : 0;
 }
 
@@ -286,7 +311,7 @@ static int check_run(const SubLayer *sublayers, int64_t number, int64_t bytes, i
     REQUIRE(ROWS, within(n, 0));
     for (int64_t i = 0; i < number; i++) {
         const Weight *first = first_of(&sublayers[i]);
-        REQUIRE(POINTERS, first && (sublayers[i].block || sublayers[i].experts || sublayers[i].down));
+        REQUIRE(POINTERS, first && (sublayers[i].block || sublayers[i].mixing || sublayers[i].experts || sublayers[i].down));
         REQUIRE(RUN, 4 * n * first->in == bytes);
     }
     REQUIRE(MEMORY, floats >= bytes / 4);
@@ -308,12 +333,19 @@ int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x
         if (each->block) {
             AGREE(attention(each->block, each->connection, each->segments, count, by.cos, by.sin, by.bytes, by.width,
                             by.stride, x, bytes, n, each->longest, to, rest, left, wanted));
+        }
+        if (each->mixing) {
+            REQUIRE(POINTERS, each->mixing->recurrence && each->mixing->output);
+            const int64_t needed = mixing_floats(each->mixing, n);
+            REQUIRE(MEMORY, left >= needed);
+            AGREE(mixer(each->mixing, each->connection, each->continuations, each->continued, x, bytes, n,
+                        each->block ? to : 0, bytes, to, rest, needed, wanted));
         } else if (each->experts) {
             REQUIRE(POINTERS, each->experts->down && each->experts->down[0]);
             const int64_t needed = experts_floats(each->experts, n);
             REQUIRE(MEMORY, left >= needed);
             AGREE(experts(each->experts, each->connection, x, bytes, n, 0, 0, 0, to, rest, needed, wanted));
-        } else {
+        } else if (!each->block) {
             const int64_t needed = mlp_floats(each->gate_up, each->down, n);
             REQUIRE(MEMORY, left >= needed);
             AGREE(mlp(each->gate_up, each->down, each->activation, each->connection, x, bytes, n, to, rest, needed, wanted));
