@@ -11,6 +11,8 @@ typedef struct {
 
 INLINE Floats load(const float *x) { return _mm512_loadu_ps(x); }
 INLINE void store(float *to, Floats x) { _mm512_storeu_ps(to, x); }
+/* Store past the caches, without reading lines before, what is read late and after `finish_stores`; `to` is aligned. */
+INLINE void store_past(float *to, Floats x) { _mm512_stream_ps(to, x); }
 INLINE Floats all(float x) { return _mm512_set1_ps(x); }
 INLINE Floats zeros(void) { return _mm512_setzero_ps(); }
 INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }

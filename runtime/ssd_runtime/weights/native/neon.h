@@ -24,6 +24,7 @@ INLINE void store(float *to, Floats x) {
     vst1q_f32(to, x.of[0]);
     vst1q_f32(to + 4, x.of[1]);
 }
+INLINE void store_past(float *to, Floats x) { store(to, x); }
 INLINE Floats all(float x) { return HALVES(Floats, vdupq_n_f32(x)); }
 INLINE Floats zeros(void) { return all(0.0f); }
 INLINE Floats add(Floats a, Floats b) { return HALVES(Floats, vaddq_f32(a.of[h], b.of[h])); }

@@ -12,6 +12,8 @@ static inline RoundingMode rounding_mode(void) { return _mm_getcsr(); }
 static inline void set_rounding_mode(RoundingMode mode) { _mm_setcsr((unsigned int)mode); }
 /* Let the other thread of this core run, while this one waits. */
 static inline void pause_thread(void) { _mm_pause(); }
+/* Let other threads see what was stored past the caches. */
+static inline void finish_stores(void) { _mm_sfence(); }
 
 /* The family of a processor of AMD: 25 of Zen 3 and 4, 26 of Zen 5. That of others is 0. */
 static unsigned int amd_family;
@@ -29,6 +31,7 @@ static inline RoundingMode rounding_mode(void) {
 }
 static inline void set_rounding_mode(RoundingMode mode) { __asm__ volatile("msr fpcr, %0" : : "r"(mode)); }
 static inline void pause_thread(void) { __asm__ volatile("isb"); }
+static inline void finish_stores(void) {}
 
 static const unsigned int amd_family = 0;
 #endif
