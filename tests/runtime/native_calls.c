@@ -132,7 +132,7 @@ static void mixtures(void) {
                           room(4 * floats), floats, THREADS_USED);
         print("mlp", function, refused, y, n * HIDDEN);
         const Experts of = {gate_up, down, drawn(12, 3 * HIDDEN), drawn(13, 3), &activation, 4 * 3 * HIDDEN, 4 * 3,
-                            (int64_t)sizeof gate_up, 3, 2, SHARES};
+                            (int64_t)sizeof gate_up, 3, 2, function ? SIGMOIDS : SHARES};
         floats = experts_floats(&of, n);
         refused = experts(&of, &connection, drawn(14, n * HIDDEN), 4 * n * HIDDEN, n, 0, 0, 0, y, room(4 * floats), floats,
                           THREADS_USED);

@@ -122,7 +122,12 @@ class Mixture:
 
     def output(self, x: Tensor) -> Tensor:
         weights, chosen = self.weights, self.chosen
-        if self.routing is not Routing.GIVEN:
+        if self.routing is Routing.SIGMOIDS:
+            sigmoids = linear(x, self.router).sigmoid()
+            chosen = (sigmoids if self.bias is None else sigmoids + self.bias).topk(self.each).indices
+            weights = sigmoids.gather(1, chosen)
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-6)
+        elif self.routing is not Routing.GIVEN:
             weights, chosen = linear(x, self.router, self.bias).softmax(-1).topk(self.each)
             weights = weights / weights.sum(-1, keepdim=True) if self.routing is Routing.SHARES else weights
         total = torch.zeros_like(x)
@@ -230,7 +235,9 @@ def test_a_row_of_a_mixer_has_the_same_result_whatever_rows_stand_beside_it(inst
 
 def test_a_row_of_a_mixture_has_the_same_result_whatever_rows_stand_beside_it(instructions: Library) -> None:
     for seed in range(DRAWS):
-        mixture = Mixture(seeded(seed, 1 + seed % 3), random.choice([Routing.SOFTMAX, Routing.SHARES]))
+        mixture = Mixture(
+            seeded(seed, 1 + seed % 3), random.choice([Routing.SOFTMAX, Routing.SHARES, Routing.SIGMOIDS])
+        )
         native = mixture.native()
         whole = native(mixture.x, mixture.connection)
         for size in (1, 3, 17):

@@ -10,9 +10,10 @@ from gguf import GGMLQuantizationType as Type
 
 from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.layer.experts import Experts
+from ssd_runtime.model.layer.experts import Experts, router_of
 from ssd_runtime.profiling.latency import QUERIES, _Bench
 from ssd_runtime.profiling.timer import Timer
+from ssd_runtime.weights.kernels.native_mlp import Routing
 from tests.decoding import assert_as_transformers, logits_of
 from tests.gguf_files import quantised_pair
 from tests.models import VARIANTS, tiny_model
@@ -44,17 +45,36 @@ def test_no_bit_of_a_row_depends_on_the_rows_beside_it(weights: str, tmp_path: P
         assert torch.equal(torch.cat([block(few, few) for few in x.split(rows)]), alone), rows
 
 
-SOFTMAX = ("qwen3-moe", "mixtral", "olmoe", "granitemoe", "gpt-oss-sliding")
-"""Families whose routers take the largest of a softmax."""
+ROUTED = ("qwen3-moe", "mixtral", "olmoe", "granitemoe", "gpt-oss-sliding", "lfm2-moe")
+"""Families whose routers take the largest of a softmax, or of sigmoids."""
 
 
-@pytest.mark.parametrize("variant", [each for each in (*SOFTMAX, "lfm2-moe") if each in VARIANTS])
+@pytest.mark.parametrize(
+    ("changes", "form"),
+    [
+        ({}, Routing.SIGMOIDS),
+        ({"use_expert_bias": False}, Routing.SIGMOIDS),
+        ({"norm_topk_prob": False}, None),
+        ({"routed_scaling_factor": 1.5}, None),
+    ],
+)
+@torch.inference_mode()
+def test_a_router_is_computed_by_our_own_code_only_in_a_known_form(
+    changes: dict[str, object], form: Routing | None
+) -> None:
+    model = tiny_model("lfm2-moe", **{"norm_topk_prob": True, "routed_scaling_factor": 1.0, **changes})
+    block = next(layer.feed_forward for layer in model.model.layers if hasattr(layer.feed_forward, "experts"))
+    found = router_of(block.gate, getattr(block, "expert_bias", None))
+    assert (None if found is None else found.routing) == form
+
+
+@pytest.mark.parametrize("variant", [each for each in ROUTED if each in VARIANTS])
 @torch.inference_mode()
 def test_one_call_computes_what_experts_do_one_by_one(variant: str, tmp_path: Path) -> None:
     sizes = {"moe_intermediate_size": 64} if variant == "qwen3-moe" else {}
     block = experts_of(Decoder(quantised_pair(tmp_path, variant, Type.Q8_0, **sizes)[0]), 2)
     assert block._whole is not None
-    assert (block.native is not None) == (variant in SOFTMAX)
+    assert block.native is not None
     x = torch.randn(MOST_BY_ROW + 9, 64)
     whole = block(x, x)
     block._whole = None

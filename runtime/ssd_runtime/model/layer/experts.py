@@ -170,7 +170,7 @@ class Experts:
         if len(found) < len(served) or len({(each.gate_up.name, each.down.name) for each in found}) > 1:
             return None
         router: nn.Module = getattr(self._block, str(self._family.router))
-        return NativeExperts(found, None if self._norms or self._biases() else router_of(router))
+        return NativeExperts(found, None if self._norms else router_of(router, *self._biases()))
 
     def _found(self) -> list[Any]:
         gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
@@ -193,24 +193,33 @@ class Experts:
         return torch.cat(weights), torch.cat(chosen)
 
 
-def router_of(module: nn.Module) -> Router | None:
-    """A router as our own code computes it; None unless it chooses and weighs the experts of some rows so."""
+def router_of(module: nn.Module, *biases: Tensor | None) -> Router | None:
+    """A router as our own code computes it; None unless it chooses and weighs the experts of some rows so.
+
+    `biases` is what it receives beside rows: the bias of its choice.
+    """
     weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if hooked(module) or not _is_read(weight) or not (bias is None or _is_read(bias)):
+    if hooked(module) or not _is_read(weight) or not all(each is None or _is_read(each) for each in (bias, *biases)):
         return None
     probe = torch.randn(PROBED, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    weights, chosen = module(probe)[-2:]
-    shares, best = nn.functional.linear(probe, weight, bias).softmax(-1).topk(chosen.shape[1])
-    forms = {Routing.SOFTMAX: shares, Routing.SHARES: shares / shares.sum(-1, keepdim=True)}
-    for form, expected in forms.items():
-        if torch.equal(best, chosen) and torch.allclose(expected, weights, rtol=1e-4):
-            return Router(weight.detach(), None if bias is None else bias.detach(), chosen.shape[1], form)
+    weights, chosen = module(probe, *biases)[-2:]
+    scores = nn.functional.linear(probe, weight, bias)
+    shares, best = scores.softmax(-1).topk(chosen.shape[1])
+    forms = {Routing.SOFTMAX: (bias, shares, best), Routing.SHARES: (bias, shares / shares.sum(-1, keepdim=True), best)}
+    if bias is None:
+        sigmoids, added = scores.sigmoid(), next(iter(biases), None)
+        best = (sigmoids if added is None else sigmoids + added).topk(chosen.shape[1]).indices
+        shares = sigmoids.gather(1, best)
+        forms[Routing.SIGMOIDS] = added, shares / (shares.sum(-1, keepdim=True) + 1e-6), best
+    for form, (read, expected, found) in forms.items():
+        if torch.equal(found, chosen) and torch.allclose(expected, weights, rtol=1e-4):
+            return Router(weight.detach(), None if read is None else read.detach(), chosen.shape[1], form)
     return None
 
 
-def _is_read(tensor: object) -> TypeGuard[nn.Parameter]:
-    """Whether our own code can read a parameter where it lies."""
-    if not isinstance(tensor, nn.Parameter) or not tensor.is_contiguous():
+def _is_read(tensor: object) -> TypeGuard[Tensor]:
+    """Whether our own code can read a parameter or a buffer where it lies."""
+    if type(tensor) not in (nn.Parameter, Tensor) or not isinstance(tensor, Tensor) or not tensor.is_contiguous():
         return False
     return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 

@@ -76,10 +76,15 @@ class Routing(IntEnum):
     """The largest of a softmax of scores, which are products of a router's weight."""
     SHARES = 2
     """The same, divided by their sum."""
+    SIGMOIDS = 3
+    """The largest sums of a bias and a sigmoid of scores; weights are the sigmoids, divided by their sum + 1e-6."""
 
 
 class Router(NamedTuple):
-    """The scores of experts are products of a row with `weight` [experts, hidden], plus `bias` [experts], in fp32."""
+    """The scores of experts are products of a row with `weight` [experts, hidden], in fp32.
+
+    `bias` [experts] is added to them, or by `Routing.SIGMOIDS` to their sigmoids.
+    """
 
     weight: Tensor
     bias: Tensor | None

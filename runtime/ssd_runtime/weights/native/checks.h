@@ -272,7 +272,7 @@ static int check_mixture(const Experts *of) {
     AGREE(check_activation(of->activation));
     REQUIRE(INNER, of->gate_up[0]->out == 2 * of->down[0]->in);
     REQUIRE(STREAM, of->down[0]->out == of->gate_up[0]->in);
-    REQUIRE(ROUTER, of->routing >= GIVEN && of->routing <= SHARES && !of->router == (of->routing == GIVEN));
+    REQUIRE(ROUTER, of->routing >= GIVEN && of->routing <= SIGMOIDS && !of->router == (of->routing == GIVEN));
     REQUIRE(ROUTER, !of->router || of->router_bytes == 4 * of->number * of->gate_up[0]->in);
     REQUIRE(ROUTER, !of->bias || (of->router && of->bias_bytes == 4 * of->number));
     return AGREED;

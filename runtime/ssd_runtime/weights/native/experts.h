@@ -9,8 +9,9 @@
 #include <string.h>
 
 /* Who routes: the caller, or this code by the softmax of the router's scores. With SHARES, the weights of a row's experts
- * are divided by their sum. */
-typedef enum { GIVEN, SOFTMAX, SHARES } Routing;
+ * are divided by their sum. With SIGMOIDS, weights are the scores' sigmoids, divided so too, and the bias is not added to
+ * the scores but to the sigmoids by which experts are chosen. */
+typedef enum { GIVEN, SOFTMAX, SHARES, SIGMOIDS } Routing;
 
 typedef struct {
     const Weight *const *gate_up, *const *down; /* [number], all of the same sizes and format. */
@@ -70,8 +71,8 @@ static void score_item(const void *about, int64_t expert, int worker) {
                 sums[p] = multiply_add(load(weight + i + p * LANES), load(x + i + p * LANES), sums[p]);
         for (int p = 1; p < GROUP / LANES; p++)
             sums[0] = add(sums[0], sums[p]);
-        of->scores[r * of->experts->number + expert] =
-            sum_of(sums[0]) + (of->experts->bias ? of->experts->bias[expert] : 0.0f);
+        const int is_biased = of->experts->bias && of->experts->routing != SIGMOIDS;
+        of->scores[r * of->experts->number + expert] = sum_of(sums[0]) + (is_biased ? of->experts->bias[expert] : 0.0f);
     }
 }
 
@@ -82,23 +83,31 @@ static int among(const int32_t *chosen, int64_t count, int64_t expert) {
     return 0;
 }
 
+static float rank_of(const float *scores, const float *bias, int64_t expert) {
+    return bias ? scores[expert] + bias[expert] : scores[expert];
+}
+
 /* Choose a row's experts by their scores, the first of equals, and their weights. */
 static void route_item(const void *about, int64_t row, int worker) {
     const Mixture *of = about;
     const int64_t number = of->experts->number, count = of->experts->each;
-    const float *scores = of->scores + row * number;
+    const int by_sigmoid = of->experts->routing == SIGMOIDS;
+    const float *bias = by_sigmoid ? of->experts->bias : 0;
+    float *scores = of->scores + row * number;
     int32_t *chosen = of->chosen + row * count;
-    float *weights = of->weights + row * count, sum = 0.0f;
+    float *weights = of->weights + row * count, sum = by_sigmoid ? 1e-6f : 0.0f;
     (void)worker;
+    for (int64_t i = 0; by_sigmoid && i < number; i++)
+        scores[i] = 1.0f / (1.0f + expf(-scores[i]));
     for (int64_t j = 0; j < count; j++) {
         int64_t best = -1;
         for (int64_t i = 0; i < number; i++)
-            if ((best < 0 || scores[i] > scores[best]) && !among(chosen, j, i))
+            if ((best < 0 || rank_of(scores, bias, i) > rank_of(scores, bias, best)) && !among(chosen, j, i))
                 best = i;
         chosen[j] = (int32_t)best;
-        weights[j] = expf(scores[best] - scores[chosen[0]]);
+        weights[j] = by_sigmoid ? scores[best] : expf(scores[best] - scores[chosen[0]]);
     }
-    if (of->experts->routing == SHARES)
+    if (of->experts->routing != SOFTMAX)
         for (int64_t j = 0; j < count; j++)
             sum += weights[j];
     else
