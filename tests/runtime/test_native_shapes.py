@@ -233,6 +233,15 @@ def test_a_row_of_a_mixer_has_the_same_result_whatever_rows_stand_beside_it(inst
         assert torch.equal(mixed.mixing(0, x, mixed.segments(), x), whole), seed
 
 
+def test_siblings_that_nothing_follows_share_the_memory_of_a_state(instructions: Library) -> None:
+    for seed in range(DRAWS):
+        mixed = Mixed(own=seeded(seed, 1))
+        mixed.lineages = [Lineage((-1,) * n, (5,) * n, kept=True) for n in mixed.rows]
+        places = mixed.mixing.continued(0, mixed.segments()).places
+        assert len(places) == sum(mixed.rows)
+        assert len({place.next for place in places}) == len(mixed.rows), seed
+
+
 def test_a_row_of_a_mixture_has_the_same_result_whatever_rows_stand_beside_it(instructions: Library) -> None:
     for seed in range(DRAWS):
         mixture = Mixture(

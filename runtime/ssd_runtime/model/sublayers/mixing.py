@@ -46,7 +46,7 @@ class Run(NamedTuple):
     begin: int
     end: int
     is_followed: bool
-    """Whether a later run comes after its last row."""
+    """Whether a later run comes after its last row, or the next forward if no row of it is rejected."""
 
 
 def runs_of(
@@ -60,7 +60,7 @@ def runs_of(
     if lineage is None:
         slot = None if isinstance(segment, Variants) else segment.slot
         assert isinstance(slot, int), "consecutive rows have slots that the host knows"
-        yield Run(0, segment.rows, False), states.after(slot)
+        yield Run(0, segment.rows, True), states.after(slot)
         return
     parents = lineage.parents
     branched = {parent for row, parent in enumerate(parents) if parent != row - 1 or parent < 0}

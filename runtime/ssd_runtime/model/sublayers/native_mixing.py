@@ -53,9 +53,13 @@ class ContinuedRows:
         self._written = list[tuple[Segment, LayerStates, Tensor, dict[int, State]]]()
         for segment in segments:
             states, inputs, after = segment.cache.states.of(layer), floats(segment.rows, width), dict[int, State]()
+            unread: State | None = None
+            """The state after rows that nothing follows: one for all, since it takes megabytes."""
             for run, state in runs_of(states, segment, after):
                 self._before.append(before := tuple(each.contiguous() for each in state))
-                following = after[run.end - 1] = tuple(map(torch.empty_like, before))
+                following = unread if unread and not run.is_followed else tuple(map(torch.empty_like, before))
+                unread = unread if run.is_followed else following
+                after[run.end - 1] = following
                 place = ContinuationPlace(inputs=inputs[run.begin].data_ptr(), rows=run.end - run.begin)
                 (place.window, place.window_bytes), (place.state, place.state_bytes) = pointed(before)
                 (place.next, _), (place.after, _) = pointed(following)
