@@ -91,3 +91,19 @@ def test_sublayers_in_one_call_are_those_one_by_one(variant: str, monkeypatch: p
     assert max(calls) == places
     monkeypatch.setattr("ssd_runtime.model.sublayers.sublayers.FEW_ROWS", 0)
     assert all(map(torch.equal, whole, states()))
+
+
+@pytest.mark.parametrize("variant", MIXERS)
+@torch.inference_mode()
+def test_rows_that_are_timed_run_in_one_call_as_a_steps_do(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Native.can_serve(32):
+        pytest.skip("needs AVX2 and a C compiler")
+    decoder = Decoder(tiny_model(variant, **SIZES, **MIXERS[variant]))
+    decoder.lighten("8")
+    cache, calls, real = decoder.new_cache(), list[int](), NativeRun.__call__
+    cache.reserve(64)
+    monkeypatch.setattr(NativeRun, "__call__", lambda run, x, batch: calls.append(len(x)) or real(run, x, batch))
+    for rows in (1, 3):
+        x = decoder.embed(decoder.probe_ids(rows))
+        decoder.run(x, Batch.of([decoder.batches.timed(cache, 7, rows)]), decoder.light.mask)
+    assert calls == [1, 3]

@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType as Type
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ssd_profiles.errors import UserError
 from ssd_profiles.mask import SubLayerPlan
 from ssd_runtime.drafting.early_exit import EarlyExit
 from ssd_runtime.engine.output.output import Limits
@@ -264,6 +265,30 @@ def test_a_hook_on_the_output_of_a_packed_mixer_changes_nothing_else(before: boo
     decoder = decoder or Decoder(model)
     got = logits_of(decoder, ids)
     torch.testing.assert_close(got, expected, atol=0.03 * float(expected.abs().max()), rtol=0)
+
+
+@torch.inference_mode()
+def test_a_mixer_beside_attention_may_be_wider_than_rows_meet_at_once(tmp_path: Path) -> None:
+    """Sums over spans of its columns lie in the result before attention's is added."""
+    wide = {"mamba_n_heads": 32, "mamba_d_head": 96, "mamba_d_ssm": 3072}
+    model, _, dense = quantised_pair(tmp_path, "falcon-h1", Type.F16, **wide, max_position_embeddings=256)
+    decoder, ids = Decoder(model), [(5 + 31 * i) % 96 for i in range(40)]
+    expected = dense(torch.tensor([ids])).logits[0]
+    for size in (1, 12, 40):
+        session, got = Session(decoder), list[torch.Tensor]()
+        for at in range(0, len(ids), size):
+            got.append(decoder.logits(session.forward(ids[at : at + size])))
+            session.commit(ids[at : at + size])
+        assert (torch.cat(got) - expected).norm() <= 1e-4 * expected.norm(), size
+
+
+def test_a_hooked_convolution_is_refused_as_often_as_it_is_met() -> None:
+    model = tiny_model("lfm2")
+    decoder = Decoder(model)
+    next(each for each in model.modules() if isinstance(each, torch.nn.Conv1d)).register_forward_hook(lambda *_: None)
+    for _ in range(2):
+        with pytest.raises(UserError, match="the convolution of a conv layer is adapted, hooked"):
+            decoder.refresh()
 
 
 def test_no_recurrence_keeps_a_view_of_its_rows() -> None:

@@ -49,6 +49,11 @@ class Lineage:
     kept: bool
     """Whether rows may be committed, so that their inputs are kept."""
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether each of several rows follows committed tokens itself, as in a search."""
+        return not self.kept and len(self.parents) > 1 and max(self.parents) < 0
+
     @classmethod
     def of_tree(cls, visible: Tensor, start: int) -> Lineage:
         """The lineage of a tree after `start` tokens, whose rows see their ancestors: `visible` [n, n] on the host."""

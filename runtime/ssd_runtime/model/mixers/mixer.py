@@ -60,12 +60,14 @@ def gated_norm(norm: nn.Module, width: int, gated_before: bool) -> RmsNorm | Non
     weight, epsilon = getattr(norm, "weight", None), getattr(norm, "variance_epsilon", None)
     if epsilon is None or not isinstance(weight, Tensor) or weight.dtype != torch.float32 or hooked(norm):
         return None
-    values, gates = torch.linspace(-2, 3, width)[None], silu(torch.linspace(3, -2, width))[None]
-    if weight.shape != (width,) or weight.device != values.device:
+    if weight.shape != (width,) or weight.device.type != "cpu":
         return None
+    values = torch.linspace(-2, 3, width, dtype=torch.float32, device="cpu")[None]  # whatever the defaults are
+    projected = values.flip(1)
+    gates = silu(projected)
     expected = rms_norm(values * gates if gated_before else values, (width,), weight.detach(), epsilon)
     expected = expected if gated_before else expected * gates
-    found = norm(values, torch.linspace(3, -2, width)[None])
+    found = norm(values, projected)
     if bool((found - expected).abs().max() > NORM_TOLERANCE * expected.abs().max()):
         return None
     return RmsNorm(weight.detach().contiguous(), float(epsilon))
@@ -111,7 +113,7 @@ class Mixer(ABC):
         stamp = [*modules, *map(hooked, modules), *map(written, own)]
         changed = stamp != self._stamp
         if changed:
-            self._stamp = stamp
+            self._stamp = []  # what is refused here is refused again
             if type(conv) is not nn.Conv1d or hooked(conv) or any(each.is_meta for each in own):
                 raise UserError(
                     f"model: the convolution of a {self.name} layer is adapted, hooked or offloaded, which decoding "
@@ -127,6 +129,7 @@ class Mixer(ABC):
             self.width = self._build()
             self.row_bytes = self.width * conv.weight.element_size()
             self.state_bytes = sum(each.numel() * each.element_size() for each in self.empty())
+            self._stamp = stamp
         return changed
 
     def finish(self) -> Finish | None:

@@ -26,7 +26,7 @@ def _mixed(layer: int, inputs: Tensor, segment: Segment | Variants) -> Tensor:
     """The mixed values [n, …] of one sequence's rows."""
     states = segment.cache.states.of(layer)
     lineage = segment.lineage
-    if lineage is not None and not lineage.kept and max(lineage.parents) < 0:
+    if lineage is not None and lineage.is_apart:
         return _apart(states, inputs, lineage.starts)
     after = dict[int, State]()
     outputs = list[Tensor]()

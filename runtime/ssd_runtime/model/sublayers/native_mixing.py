@@ -21,8 +21,8 @@ from ssd_runtime.weights.native.library import COUNT, POINTER, fields, floats
 
 
 def continues(segments: Sequence[Segment]) -> bool:
-    """Whether our own code runs rows after their states: all but those of searches, of which few share a state."""
-    return all(each.lineage is None or each.lineage.kept for each in segments)
+    """Whether our own code runs rows after their states: all but those that are apart, of which many share a state."""
+    return all(each.lineage is None or not each.lineage.is_apart for each in segments)
 
 
 class ContinuationPlace(ctypes.Structure):
@@ -43,22 +43,38 @@ class _Mixing(ctypes.Structure):
     )
 
 
+class TreeStates:
+    """Memory for the states after rows of trees, which no cache keeps: the layers of a call write it in turn."""
+
+    def __init__(self) -> None:
+        self._states = dict[tuple[object, ...], State]()
+
+    def like(self, state: State, number: int) -> State:
+        """The `number`-th of this state's sizes; 0 is for rows that nothing follows."""
+        key = number, *(each.shape for each in state)
+        if key not in self._states:
+            self._states[key] = tuple(map(torch.empty_like, state))
+        return self._states[key]
+
+
 class ContinuedRows:
     """The rows of segments in one layer: the states that they continue, and what our own code writes for them."""
 
-    def __init__(self, layer: int, segments: Sequence[Segment], width: int) -> None:
-        """Rows have inputs of this `width`."""
+    def __init__(self, layer: int, segments: Sequence[Segment], width: int, trees: TreeStates) -> None:
+        """Rows have inputs of this `width`; all layers of a call share `trees`."""
+        followed = 0
         places = list[ContinuationPlace]()
         self._before = list[State]()  # what places point to
         self._written = list[tuple[Segment, LayerStates, Tensor, dict[int, State]]]()
         for segment in segments:
             states, inputs, after = segment.cache.states.of(layer), floats(segment.rows, width), dict[int, State]()
-            unread: State | None = None
-            """The state after rows that nothing follows: one for all, since it takes megabytes."""
             for run, state in runs_of(states, segment, after):
                 self._before.append(before := tuple(each.contiguous() for each in state))
-                following = unread if unread and not run.is_followed else tuple(map(torch.empty_like, before))
-                unread = unread if run.is_followed else following
+                if segment.lineage is None:
+                    following = tuple(map(torch.empty_like, before))
+                else:
+                    followed += run.is_followed
+                    following = trees.like(before, followed if run.is_followed else 0)
                 after[run.end - 1] = following
                 place = ContinuationPlace(inputs=inputs[run.begin].data_ptr(), rows=run.end - run.begin)
                 (place.window, place.window_bytes), (place.state, place.state_bytes) = pointed(before)
@@ -134,9 +150,9 @@ class NativeMixing:
         """The numbers of memory that a call takes per row."""
         self.row_floats += inputs[0].row_floats + output.row_floats
 
-    def continued(self, layer: int, segments: Sequence[Segment]) -> ContinuedRows:
-        """The rows of segments in `layer`, for a call."""
-        return ContinuedRows(layer, segments, self._recurrence.width)
+    def continued(self, layer: int, segments: Sequence[Segment], trees: TreeStates) -> ContinuedRows:
+        """The rows of segments in `layer`, for a call whose layers share `trees`."""
+        return ContinuedRows(layer, segments, self._recurrence.width, trees)
 
     def __call__(self, layer: int, x: Tensor, segments: Sequence[Segment], residual: Tensor) -> Tensor:
         """The block on `x` [rows, hidden] in layer `layer`; keeps inputs and states in the caches.
@@ -146,7 +162,7 @@ class NativeMixing:
         """
         added = None if residual is x else residual.contiguous()
         x = x.contiguous()
-        rows = self.continued(layer, segments)
+        rows = self.continued(layer, segments, TreeStates())
         y = self._library.write(
             torch.empty_like(x),
             len(x) * self.row_floats,

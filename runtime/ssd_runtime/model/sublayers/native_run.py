@@ -20,7 +20,7 @@ from ssd_runtime.model.sublayers.native_attention import (
     locate,
     longest_of,
 )
-from ssd_runtime.model.sublayers.native_mixing import ContinuedRows, NativeMixing, continues
+from ssd_runtime.model.sublayers.native_mixing import ContinuedRows, NativeMixing, TreeStates, continues
 from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native import required_library
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
@@ -121,12 +121,12 @@ class NativeRun:
                 places[at] = rows
                 locate(places[at], segment, kind, layer)
                 at += 1
-        continued = list[ContinuedRows]()
+        continued, trees = list[ContinuedRows](), TreeStates()
         for step, layer, mixing in self._mixings:
-            continued.append(of_layer := mixing.continued(layer, sequences))
+            continued.append(of_layer := mixing.continued(layer, sequences, trees))
             step.continuations, step.continued = of_layer.address, len(of_layer.places)
         size = max((block.floats(n, seen[kind][0], threads) for kind, block in self._blocks), default=0)
-        size = x.numel() + max(size, n * self._mixing_floats, *(mlp.floats(n) for mlp in self._mlps), 0)
+        size = 2 * x.numel() + max(size, n * self._mixing_floats, *(mlp.floats(n) for mlp in self._mlps), 0)
         y = found.write(
             torch.empty_like(x),
             size,

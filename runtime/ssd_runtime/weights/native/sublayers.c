@@ -94,7 +94,7 @@ int recur(const Recurrence *of, const float *window, int64_t window_bytes, const
 
 /* y [n, hidden] = a mixer's result for x, of rows that continue `count` states one after the other: a later one may be that
  * after an earlier one's rows. Writes these rows' inputs and the states after them. The result is added to the `residual`
- * [n, hidden] of attention beside it, which may be y, or to x if that is NULL. */
+ * [n, hidden] of attention beside it, which is not y, where sums are kept meanwhile; or to x if that is NULL. */
 int mixer(const Mixing *of, const Connection *connection, const Continuation *continuations, int64_t count, const float *x,
           int64_t bytes, int64_t n, const float *residual, int64_t residual_bytes, float *y, float *memory, int64_t floats,
           int wanted)
@@ -102,7 +102,7 @@ int mixer(const Mixing *of, const Connection *connection, const Continuation *co
     AGREE(check_mixing(of, continuations, count, n));
     AGREE(check_rows(x, bytes, n, of->inputs[0]->in, y, memory, wanted));
     AGREE(check_connection(connection, of->inputs[0]->in));
-    REQUIRE(RESIDUAL, !residual || (residual_bytes == bytes && is_plain(connection)));
+    REQUIRE(RESIDUAL, !residual || (residual != y && residual_bytes == bytes && is_plain(connection)));
     REQUIRE(MEMORY, floats == mixing_floats(of, n));
     const Threads threads = join(wanted, (int)of->output->own_threads);
     ON(threads, mixing_on(threads, of, connection, continuations, count, x, n, residual ? residual : x, y, memory));
@@ -314,32 +314,34 @@ static int check_run(const SubLayer *sublayers, int64_t number, int64_t bytes, i
         REQUIRE(POINTERS, first && (sublayers[i].block || sublayers[i].mixing || sublayers[i].experts || sublayers[i].down));
         REQUIRE(RUN, 4 * n * first->in == bytes);
     }
-    REQUIRE(MEMORY, floats >= bytes / 4);
+    REQUIRE(MEMORY, floats >= bytes / 2);
     return AGREED;
 }
 
-/* y [n, hidden] = the sub-layers on x, one after the other. `memory` holds a state, then what the sub-layer needs that
- * needs most. After a refusal the sub-layers before the one that was refused have written their keys and values. */
+/* y [n, hidden] = the sub-layers on x, one after the other. `memory` holds a state, the result of attention beside a mixer,
+ * then what the sub-layer needs that needs most. After a refusal the sub-layers before the one that was refused have written
+ * their keys, values and states. */
 int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x, int64_t bytes, int64_t n, float *y,
         float *memory, int64_t floats, int wanted)
 {
     AGREE(check_run(sublayers, number, bytes, n, floats));
-    float *rest = memory + bytes / 4;
-    const int64_t left = floats - bytes / 4;
+    float *beside = memory + bytes / 4, *rest = beside + bytes / 4;
+    const int64_t left = floats - bytes / 2;
     for (int64_t i = 0; i < number; i++) {
         const SubLayer *each = &sublayers[i];
         const Rotation by = each->rotation;
         float *to = (number - i) % 2 ? y : memory;
         if (each->block) {
             AGREE(attention(each->block, each->connection, each->segments, count, by.cos, by.sin, by.bytes, by.width,
-                            by.stride, x, bytes, n, each->longest, to, rest, left, wanted));
+                            by.stride, x, bytes, n, each->longest, each->mixing ? beside : to, rest, left, wanted));
         }
         if (each->mixing) {
+            REQUIRE(POINTERS, each->mixing->inputs && each->mixing->inputs[0]);
             REQUIRE(POINTERS, each->mixing->recurrence && each->mixing->output);
             const int64_t needed = mixing_floats(each->mixing, n);
             REQUIRE(MEMORY, left >= needed);
             AGREE(mixer(each->mixing, each->connection, each->continuations, each->continued, x, bytes, n,
-                        each->block ? to : 0, bytes, to, rest, needed, wanted));
+                        each->block ? beside : 0, bytes, to, rest, needed, wanted));
         } else if (each->experts) {
             REQUIRE(POINTERS, each->experts->down && each->experts->down[0]);
             const int64_t needed = experts_floats(each->experts, n);
