@@ -196,6 +196,20 @@ static int fits_heads(const Norm *norm, const Block *block, int64_t heads) {
     return fits(norm, block->head_dim) || (!block->gated && fits(norm, heads * block->head_dim));
 }
 
+/* The weights, at most so many, that make `needed` numbers of each row. */
+static int check_projections(const Weight *const *weights, int64_t number, int64_t most, int64_t needed) {
+    int64_t outputs = 0;
+    REQUIRE(PROJECTIONS, number >= 1 && number <= most);
+    for (int64_t i = 0; i < number; outputs += weights[i++]->out) {
+        REQUIRE(OUTPUTS, outputs < needed); /* There may be no further weight. */
+        AGREE(check_weight(weights[i]));
+        REQUIRE(PROJECTIONS, weights[i]->in == weights[0]->in);
+        REQUIRE(PROJECTIONS, has_levels(formats[weights[i]->format]) == has_levels(formats[weights[0]->format]));
+    }
+    REQUIRE(OUTPUTS, outputs == needed);
+    return AGREED;
+}
+
 static int check_block(const Block *block) {
     REQUIRE(POINTERS, block && block->qkv);
     REQUIRE(HEADS, within(block->kv_heads, 1) && within(block->heads, 1) && block->heads % block->kv_heads == 0);
@@ -204,16 +218,7 @@ static int check_block(const Block *block) {
     REQUIRE(SINKS, !block->sinks || block->sink_bytes == 4 * block->heads);
     REQUIRE(FORM, (block->gated == 0 || block->gated == 1) && (block->alternate == 0 || block->alternate == 1));
     REQUIRE(HEAD_NORMS, fits_heads(block->q_norm, block, block->heads) && fits_heads(block->k_norm, block, block->kv_heads));
-    REQUIRE(PROJECTIONS, block->projections >= 1 && block->projections <= 3);
-    const int64_t needed = columns_of(block);
-    int64_t outputs = 0;
-    for (int64_t i = 0; i < block->projections; outputs += block->qkv[i++]->out) {
-        REQUIRE(OUTPUTS, outputs < needed); /* There may be no further weight. */
-        AGREE(check_weight(block->qkv[i]));
-        REQUIRE(PROJECTIONS, block->qkv[i]->in == block->qkv[0]->in);
-        REQUIRE(PROJECTIONS, has_levels(formats[block->qkv[i]->format]) == has_levels(formats[block->qkv[0]->format]));
-    }
-    REQUIRE(OUTPUTS, outputs == needed);
+    AGREE(check_projections(block->qkv, block->projections, 3, columns_of(block)));
     AGREE(check_weight(block->output));
     REQUIRE(MIXED, block->output->in == block->heads * block->head_dim);
     REQUIRE(STREAM, block->output->out == block->qkv[0]->in);
@@ -329,18 +334,11 @@ static int check_recur(const Recurrence *of, const float *window, int64_t window
 }
 
 static int check_mixing(const Mixing *of, const Continuation *continuations, int64_t count, int64_t n) {
-    int64_t rows = 0, outputs = 0;
+    int64_t rows = 0;
     REQUIRE(POINTERS, of && of->inputs && continuations);
     AGREE(check_recurrence(of->recurrence));
-    REQUIRE(PROJECTIONS, of->projections >= 1 && of->projections <= MOST_PROJECTIONS);
-    const int64_t needed = projected_by(of), width = mixed_by(of);
-    for (int64_t i = 0; i < of->projections; outputs += of->inputs[i++]->out) {
-        REQUIRE(OUTPUTS, outputs < needed); /* There may be no further weight. */
-        AGREE(check_weight(of->inputs[i]));
-        REQUIRE(PROJECTIONS, of->inputs[i]->in == of->inputs[0]->in);
-        REQUIRE(PROJECTIONS, has_levels(formats[of->inputs[i]->format]) == has_levels(formats[of->inputs[0]->format]));
-    }
-    REQUIRE(OUTPUTS, outputs == needed);
+    const int64_t width = mixed_by(of);
+    AGREE(check_projections(of->inputs, of->projections, MOST_PROJECTIONS, projected_by(of)));
     AGREE(check_weight(of->output));
     REQUIRE(MIXED, of->output->in == width);
     REQUIRE(STREAM, of->output->out == of->inputs[0]->in);
