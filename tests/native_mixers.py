@@ -153,11 +153,11 @@ class Mixed:
         return torch.cat([self.mixing(0, x, segments, self.residual(x)).flatten(), kept_by(segments)])
 
     def residual(self, x: Tensor) -> Tensor:
-        """What the output is added to: attention's result in place of the rows themselves, if it stands beside that."""
+        """The rows that the output is added to: those of `x`, or others if it stands beside attention."""
         return x.flip(1) if self.is_beside else x
 
     def expected(self, x: Tensor) -> Tensor:
-        """What the call returns if rows are not rounded."""
+        """The result of the call if rows are not rounded."""
         segments = self.segments()
         y = connected(x, self.connection, lambda rows: self._output(rows, segments))
         return torch.cat([(y - x + self.residual(x)).flatten(), kept_by(segments)])

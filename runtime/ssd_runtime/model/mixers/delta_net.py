@@ -50,7 +50,7 @@ class GatedDeltaNet(Mixer):
         """The norm of each head before its gate, and the order of the output projection's columns."""
         norm = gated_norm(self._module.norm, self._value, gated_before=False)
         order = None if self._order is None else self._order.to(torch.int32)
-        return None if norm is None or hooked(self._module.out_proj) else Finish(norm, order)
+        return None if norm is None else Finish(norm, order)
 
     def empty(self) -> State:
         """The state before the first token."""

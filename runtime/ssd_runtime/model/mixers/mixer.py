@@ -48,7 +48,7 @@ def exact(function: Callable[[Tensor], Tensor], numbers: Tensor) -> Tensor:
 
 
 class Finish(NamedTuple):
-    """What becomes of mixed values before the output projection, beside their gates, as our own code takes it."""
+    """The norm and the order of mixed values before the output projection, as our own code takes them."""
 
     norm: RmsNorm | None = None
     order: Tensor | None = None
@@ -133,7 +133,7 @@ class Mixer(ABC):
         return changed
 
     def finish(self) -> Finish | None:
-        """How our own code finishes mixed values; None where it does not serve that."""
+        """The norm and the order by which our own code finishes mixed values; None where it does not serve them."""
         return None
 
     @abstractmethod

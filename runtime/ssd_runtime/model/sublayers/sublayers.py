@@ -268,7 +268,7 @@ class SubLayers:
         """The mixer and the MLP of a layer as our own code runs them, as far as it serves them."""
         attention, mixing, parts = self._native[bits][layer], self._mixing[bits][layer], self._forms[bits][layer]
         found = attention if parts.mixer is None else mixing
-        is_served = found is not None and (parts.parallel is None or mixing is not None)
+        is_served = parts.state is None or mixing is not None
         yield NativeSubLayer(layer, parts.kind, found, beside=mixing) if found is not None and is_served else None
         mlp = None if self._spread else parts.native_mlp
         yield None if mlp is None else NativeSubLayer(layer, parts.kind, *mlp)
