@@ -13,9 +13,8 @@ from torch.nn.functional import gelu, rms_norm, silu
 
 from ssd_runtime.model.batch.rotary import Rotation, rotate
 from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
-from ssd_runtime.model.sublayers.attention import capped
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
-from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
+from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm, capped
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeMlp
 from tests.native_weights import weight4, weight8, weight16
@@ -85,16 +84,16 @@ class Block:
         heads, kv_heads = self.heads, self.kv_heads
         together = random.choice([False, not self.gated])
         self.norms = [any_norm(self.head_dim * (count if together else 1)) for count in (heads, kv_heads)]
-        own_heads = heads * (1 + self.gated)
-        sizes = random.choice(
-            [[own_heads + 2 * kv_heads], [own_heads + kv_heads, kv_heads], [own_heads, kv_heads, kv_heads]]
-        )
+        self.norms.append(any_norm(self.head_dim))
+        self.made = 2 if together else random.choice([0, 1, 2])
+        own_heads, rest = heads * (1 + self.gated), [kv_heads] * self.made
+        sizes = random.choice([[own_heads, *rest], [own_heads + sum(rest)], [own_heads + sum(rest[1:]), *rest[:1]]])
         self.quantised = random.choice([True, False])
         qkv = [any_weight(size * self.head_dim, self.hidden, own, self.quantised) for size in sizes]
         output, self.dense_output = any_weight(self.hidden, heads * self.head_dim, own)
         self.dense_qkv = torch.cat([dense for _, dense in qkv])
         size = float((normed(torch.randn(9, self.hidden), self.norm) @ self.dense_qkv.T).square().mean())
-        unnormed = sum(each is None for each in self.norms)
+        unnormed = sum(each is None for each in self.norms[: 2 if self.made else 1])
         self.scale = self.head_dim**-0.5 / size ** (unnormed / 2)
         """Scores are about 1, so that rounding of rows moves shares little."""
         self.parts: dict[str, Any] = {
@@ -103,6 +102,8 @@ class Block:
             "connection": self.connection,
             "q_norm": self.norms[0],
             "k_norm": self.norms[1],
+            "v_norm": self.norms[2],
+            "made": self.made,
             "gated": self.gated,
             "alternate": random.choice([False, True]),
             "heads": heads,
@@ -121,11 +122,10 @@ class Block:
         ]
         self.biases = [random.choice([None, self.bias(*pair)]) for pair in self.pairs()]
         width = random.choice([self.head_dim, self.head_dim // 2])
-        angles = torch.rand(sum(self.rows), heads + 2 * kv_heads, width)
+        angles = torch.rand(sum(self.rows), 2, width)
         # The code reads the angles of the first head of queries and of the first of keys.
-        self.angles = torch.cat(
-            [angles[:, :1].expand(-1, heads, -1), angles[:, heads : heads + 1].expand(-1, 2 * kv_heads, -1)], 1
-        )
+        placed = 2 * kv_heads if self.made else 0
+        self.angles = torch.cat([angles[:, :1].expand(-1, heads, -1), angles[:, 1:].expand(-1, placed, -1)], 1)
         self.rotation: Rotation | None = random.choice(
             [None, (self.angles.cos().contiguous(), self.angles.sin().contiguous())]
         )
@@ -178,20 +178,22 @@ class Block:
     def _output(self, x: Tensor, caches: list[Tensor]) -> Tensor:
         """The output of normed rows; writes keys and values to `caches`."""
         heads, kv_heads, size = self.heads, self.kv_heads, self.head_dim
-        queries, rest = (x @ self.dense_qkv.T).split([heads * (1 + self.gated) * size, 2 * kv_heads * size], 1)
-        keys, values = rest.chunk(2, 1)
+        sizes = heads * (1 + self.gated) * size, self.made * kv_heads * size
+        queries, rest = (x @ self.dense_qkv.T).split(sizes, 1)
+        keys, values = rest[:, : kv_heads * size], rest[:, -kv_heads * size :]
         gates = None
         if self.gated:
             queries, gates = (each.flatten(1) for each in queries.unflatten(1, (heads, 2, size)).unbind(2))
         turned = torch.cat([self._heads(queries, self.norms[0]), self._heads(keys, self.norms[1])], 1)
         if self.rotation is not None:
-            cos, sin = (each[:, : heads + kv_heads] for each in self.rotation)
+            cos, sin = (each[:, : turned.shape[1]] for each in self.rotation)
             turned = rotate(turned, (cos, sin), self.parts["alternate"])
-        queries, keys = turned.split([heads, kv_heads], 1)
-        values, mixed, at = values.unflatten(1, (-1, size)), list[Tensor](), 0
+        queries, keys = turned[:, :heads], turned[:, heads:]
+        values, mixed, at = self._heads(values, self.norms[2]), list[Tensor](), 0
         for cache, bias, (known, rows) in zip(caches, self.biases, self.pairs(), strict=True):
             own = slice(at, at + rows)
-            cache[:, :, known:] = torch.stack([keys[own], values[own]]).transpose(1, 2)
+            if self.made:
+                cache[:, :, known:] = torch.stack([keys[own], values[own]]).transpose(1, 2)
             seen = cache.repeat_interleave(heads // kv_heads, 1)
             scores = queries[own].transpose(0, 1) @ seen[0].transpose(1, 2) * self.scale
             scores = capped(scores, self.parts["cap"] or None)

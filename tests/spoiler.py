@@ -10,6 +10,7 @@ from ssd_runtime.model.sublayers.native_attention import SegmentPlace, _Block
 from ssd_runtime.model.sublayers.native_mixing import ContinuationPlace, _Mixing
 from ssd_runtime.weights.kernels.kernel import _Connection, _Norm
 from ssd_runtime.weights.kernels.native import _Weight
+from ssd_runtime.weights.kernels.native_ending import _Ending
 from ssd_runtime.weights.kernels.native_mlp import Activation, _Experts
 from ssd_runtime.weights.kernels.native_recurrence import _Recurrence
 from ssd_runtime.weights.native.library import Library
@@ -20,8 +21,9 @@ THREADS = (0, -1, -(2**31), 3)
 FREE = ("slots", "own", "format", "routing", "function", "alternate")
 """Numbers that nothing else tells: they choose among slots that the pool has, formats of as many bytes, and forms."""
 NAMES = {
-    "linear": "weight norm x x_bytes n residual residual_bytes y memory floats threads",
+    "linear": "weight norm x x_bytes n residual residual_bytes cap y memory floats threads",
     "mlp": "weight down activation connection x x_bytes n y memory floats threads",
+    "end_layer": "ending inputs input_bytes x x_bytes n y memory floats threads",
     "experts": "experts connection x x_bytes n chosen weights choice_bytes y memory floats threads",
     "attention": "block connection segments count cos sin bytes width stride x x_bytes n longest y memory floats "
     "threads",
@@ -29,7 +31,21 @@ NAMES = {
     "recur": "recurrence window window_bytes state state_bytes next after x x_bytes n y memory floats threads",
 }
 OPTIONAL = (
-    *("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "sinks", "direct", "order"),
+    *(
+        "norm",
+        "after",
+        "connection",
+        "residual",
+        "bias",
+        "cos",
+        "sin",
+        "q_norm",
+        "k_norm",
+        "v_norm",
+        "sinks",
+        "direct",
+        "order",
+    ),
 )
 SIZE_OF = {
     "bias_bytes": "bias",
@@ -108,7 +124,7 @@ class Spoiler:
 def _spoilt(name: str, right: Any) -> Iterator[Any]:
     if name == "threads":
         yield from (value for value in THREADS if value != right)
-    elif name in ("scale", "own_threads") or (name in OPTIONAL) or right is None:
+    elif name in ("scale", "cap", "own_threads") or (name in OPTIONAL) or right is None:
         return
     elif isinstance(right, int) and right > 2**40:  # an address
         yield None
@@ -120,6 +136,8 @@ def _spoilt(name: str, right: Any) -> Iterator[Any]:
 def _width(function: str, given: dict[str, Any]) -> int:
     if function == "attention":
         return int(given["x_bytes"] // 4 // given["n"])
+    if function == "end_layer":
+        return int(_Ending.from_address(given["ending"]).hidden)
     if function == "experts":
         return int(_weights_of(given["experts"])[0].in_features)
     if function == "recur":
@@ -172,9 +190,14 @@ def _structures(function: str, given: dict[str, Any]) -> list[ctypes.Structure]:
         found += [mixing, _Recurrence.from_address(mixing.recurrence), *_continuations(function, given)]
     if function == "mlp":
         found.append(Activation.from_address(given["activation"]))
+    if function == "end_layer":
+        ending = _Ending.from_address(given["ending"])
+        norms.append(ending.norm)
+        weights += [ending.gate, ending.output]
+        found += [ending, Activation.from_address(ending.activation)]
     if function == "attention":
         block = _Block.from_address(given["block"])
-        norms += [block.q_norm, block.k_norm]
+        norms += [block.q_norm, block.k_norm, block.v_norm]
         weights += [*(ctypes.c_void_p * block.projections).from_address(block.qkv), block.output]
         found += [block, *_segments(function, given)]
     if function == "experts":

@@ -6,8 +6,9 @@
 int repack(int64_t, const uint8_t *, int64_t, int64_t, int64_t, uint8_t *, int64_t, int64_t, int);
 int round_rows(const uint8_t *, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, uint8_t *, int64_t, double *, int64_t,
                int);
-int linear(const Weight *, const Norm *, const float *, int64_t, int64_t, const float *, int64_t, float *, float *, int64_t,
-           int);
+int linear(const Weight *, const Norm *, const float *, int64_t, int64_t, const float *, int64_t, float, float *, float *,
+           int64_t, int);
+int end_layer(const Ending *, const float *, int64_t, const float *, int64_t, int64_t, float *, float *, int64_t, int);
 int mlp(const Weight *, const Weight *, const Activation *, const Connection *, const float *, int64_t, int64_t, float *,
         float *, int64_t, int);
 int experts(const Experts *, const Connection *, const float *, int64_t, int64_t, const int32_t *, const float *, int64_t,
@@ -79,13 +80,14 @@ static void linears(void) {
             const int64_t n = rows[i], floats = floats_of(weight, n);
             float *y = room(4 * n * 48);
             const int refused = linear(weight, i % 2 ? &norm : 0, drawn(3, n * HIDDEN), 4 * n * HIDDEN, n,
-                                       i % 2 ? drawn(4, n * 48) : 0, 4 * n * 48, y, room(4 * floats), floats, THREADS_USED);
+                                       i % 2 ? drawn(4, n * 48) : 0, 4 * n * 48, i % 2 ? 0.0f : 1.5f, y, room(4 * floats), floats,
+                                       THREADS_USED);
             print("linear", 100 * format + n, refused, y, n * 48);
         }
         float *x = drawn(5, 3 * HIDDEN), *y = room(4 * 3 * 48);
         x[40] = NAN, x[HIDDEN + 50] = INFINITY;
         const int64_t floats = floats_of(weight, 3);
-        const int refused = linear(weight, 0, x, 12 * HIDDEN, 3, 0, 0, y, room(4 * floats), floats, THREADS_USED);
+        const int refused = linear(weight, 0, x, 12 * HIDDEN, 3, 0, 0, 0.0f, y, room(4 * floats), floats, THREADS_USED);
         print("odd", format, refused, y, 3 * 48);
     }
 }
@@ -137,18 +139,25 @@ static void mixtures(void) {
         refused = experts(&of, &connection, drawn(14, n * HIDDEN), 4 * n * HIDDEN, n, 0, 0, 0, y, room(4 * floats), floats,
                           THREADS_USED);
         print("experts", function, refused, y, n * HIDDEN);
+        const Ending ending = {weight_of(300, Q4_K, INNER, HIDDEN), down[0], &activation, &norm, HIDDEN, 0.5f};
+        floats = ending_floats(&ending, n);
+        refused = end_layer(&ending, drawn(41, n * INNER), 4 * n * INNER, drawn(42, n * HIDDEN), 4 * n * HIDDEN, n, y,
+                            room(4 * floats), floats, THREADS_USED);
+        print("ending", function, refused, y, n * HIDDEN);
     }
 }
 
 static void attentions(void) {
     enum { HEADS = 4, KV = 2, SIZE = 64, SLOTS = 150, N = 5, WIDTH = 64 };
-    for (int kind = 0; kind < 4; kind++) { /* 8-bit keys in the second half; with sinks, a cap and a bias where odd */
-        const int64_t kv_bits = kind < 2 ? 32 : 8, slot = kv_bits == 8 ? SIZE + 4 : 4 * SIZE, odd = kind % 2;
-        const Weight *qkv[] = {weight_of(15, Q8_0, (HEADS + 2 * KV) * SIZE, HIDDEN)};
+    for (int kind = 0; kind < 6; kind++) { /* 8-bit keys from 2 on, two not made at 4; with sinks, a cap and a bias where odd */
+        const int64_t kv_bits = kind < 2 ? 32 : 8, made = kind == 4 ? 0 : kind == 5 ? 1 : 2, placed = HEADS + (made ? 2 * KV : 0);
+        const int64_t slot = kv_bits == 8 ? SIZE + 4 : 4 * SIZE, odd = kind % 2;
+        const Weight *qkv[] = {weight_of(15, Q8_0, (HEADS + made * KV) * SIZE, HIDDEN)};
         const Norm norm = {drawn(16, HIDDEN), 4 * HIDDEN, 1e-5f}, head_norm = {drawn(17, SIZE), 4 * SIZE, 1e-5f};
         const Connection connection = {&norm, 0, 1.0f};
-        const Block block = {qkv, weight_of(18, BF16, HIDDEN, HEADS * SIZE), &head_norm, &head_norm, odd ? drawn(19, HEADS) : 0,
-                             4 * HEADS, 0.125f, odd ? 20.0f : 0.0f, 1, HEADS, KV, SIZE, 0, odd, kv_bits};
+        const Block block = {qkv, weight_of(18, BF16, HIDDEN, HEADS * SIZE), &head_norm, &head_norm,
+                             made == 1 ? &head_norm : 0, odd ? drawn(19, HEADS) : 0, 4 * HEADS, 0.125f, odd ? 20.0f : 0.0f, 1,
+                             HEADS, KV, SIZE, made, 0, odd, kv_bits};
         uint32_t seed = 1;
         float *bias = drawn(20, N * SLOTS);
         for (int64_t i = 0; i < N * SLOTS; i++)
@@ -162,7 +171,7 @@ static void attentions(void) {
         }
         const Segment segment = {keys, values, KV * SLOTS * slot, SLOTS, SLOTS * slot, N, SLOTS, SLOTS - N, odd ? bias : 0,
                                  odd ? SLOTS : 0, odd ? 4 * N * SLOTS : 0};
-        const int64_t angles = (HEADS + 2 * KV) * WIDTH, columns = (HEADS + 2 * KV) * SIZE, longest = SLOTS + 16;
+        const int64_t angles = placed * WIDTH, columns = (HEADS + made * KV) * SIZE, longest = SLOTS + 16;
         const int64_t floats = N * (columns + HEADS * SIZE) + floats_of(qkv[0], N) + floats_of(block.output, N)
                                + 2 * N * HEADS / KV * longest * THREADS_USED;
         float *y = room(4 * N * HIDDEN);

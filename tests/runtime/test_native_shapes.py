@@ -26,7 +26,8 @@ from ssd_runtime.model.sublayers.native_attention import HEAD_DIMS, NativeAttent
 from ssd_runtime.model.sublayers.native_mixing import NativeMixing, TreeStates
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
-from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
+from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm, capped
+from ssd_runtime.weights.kernels.native_ending import Injected, NativeEnding
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, NativeMlp, Router, Routing
 from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 from ssd_runtime.weights.native.library import Library
@@ -58,11 +59,11 @@ class Projections:
         self.hidden, self.inner, self.n = 32 * random.randint(1, 6), 32 * random.randint(1, 20), random.randint(0, 40)
         self.up, self.dense_up = any_weight(2 * self.inner, self.hidden, own)
         self.down, self.dense_down = any_weight(self.hidden, self.inner, own)
-        self.norm, self.connection, self.activation = (
-            any_norm(self.hidden),
-            any_connection(self.hidden),
-            any_activation(),
-        )
+        self.norm, self.after = any_norm(self.hidden), RmsNorm(torch.rand(self.hidden), EPSILON)
+        self.connection, self.activation = any_connection(self.hidden), any_activation()
+        self.cap, self.factor = random.choice([None, 1.5]), random.choice([1.0, 0.3])
+        self.gate, self.dense_gate = any_weight(self.inner, self.hidden, own)
+        self.inputs = torch.randn(self.n, self.inner)
         self.x, self.residual = (
             torch.randn(self.n, self.hidden),
             random.choice([None, torch.randn(self.n, 2 * self.inner)]),
@@ -70,12 +71,19 @@ class Projections:
 
     def calls(self) -> Tensor:
         mlp = NativeMlp(self.up, self.down, self.activation)
-        return torch.cat([self.up.fused(self.x, self.norm, self.residual), mlp(self.x, self.connection)], 1)
+        linear = self.up.fused(self.x, self.norm, self.residual, self.cap)
+        return torch.cat([linear, mlp(self.x, self.connection), self.ending()(self.x, self.inputs)], 1)
+
+    def ending(self) -> NativeEnding:
+        injected = Injected(self.gate, self.down, self.activation, self.after)
+        return NativeEnding(self.hidden, self.factor, injected)
 
     def expected(self) -> Tensor:
         product = normed(self.x, self.norm) @ self.dense_up.T
-        product = product if self.residual is None else product + self.residual
-        return torch.cat([product, connected(self.x, self.connection, self.mlp)], 1)
+        product = capped(product if self.residual is None else product + self.residual, self.cap)
+        joined = activated(self.activation, self.x @ self.dense_gate.T, self.inputs) @ self.dense_down.T
+        ended = self.factor * (self.x + normed(joined, self.after))
+        return torch.cat([product, connected(self.x, self.connection, self.mlp), ended], 1)
 
     def mlp(self, x: Tensor) -> Tensor:
         return activated(self.activation, *(x @ self.dense_up.T).chunk(2, -1)) @ self.dense_down.T
@@ -332,9 +340,10 @@ def test_a_wrong_number_is_refused_or_changes_nothing(instructions: Library) -> 
         projections, block = Projections(own), Block(own, (16, 80))
         rows = torch.randn(sum(block.rows), block.hidden)
         mixture, mixed, scan = Mixture(own), Mixed(own), Scan()
-        spoilers += [Spoiler(instructions) for _ in range(5)]
+        spoilers += [Spoiler(instructions) for _ in range(6)]
         projections.up.library, block.attention._library, mixture.first.library = spoilers[-3:]  # type: ignore[assignment]
         scan.native._library, mixed.mixing._library = spoilers[-5:-3]  # type: ignore[assignment]
+        projections.gate.library = spoilers[-6]  # type: ignore[assignment]
         assert near(projections.calls(), projections.expected()), seed
         assert near(block(rows), block.expected(rows)), seed
         assert near(mixture.call(), mixture.expected()), seed
@@ -365,7 +374,7 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a norm has a number", lambda: up.fused(x, RmsNorm(torch.rand(hidden - 1), EPSILON), None)
     yield "down has half", lambda: silu_mlp(up, other)(x, None)
     yield "a block's last weight", lambda: silu_mlp(up, wide)(x, None)
-    for name in ("q_norm", "k_norm"):
+    for name in ("q_norm", "k_norm", "v_norm"):
         yield "norms of queries and keys", attention_with(block, **{name: RmsNorm(torch.rand(8), EPSILON)})
     short = RmsNorm(torch.rand(8), EPSILON)
     for connection in (Connection(short), Connection(None, short)):
@@ -383,6 +392,12 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "heads are a multiple", attention_with(block, heads=block.heads + 1)
     yield "the last weight has a column", attention_with(block, output=any_weight(block.hidden, mixed + 32, own)[0])
     yield "a head's size", attention_with(block, head_dim=8)
+    together = RmsNorm(torch.rand(block.kv_heads * block.head_dim), EPSILON)
+    for changes in ({"made": 3}, {"made": -1}, {"made": 1, "gated": False, "k_norm": together}):
+        yield "a key-value head has", attention_with(block, **changes)
+    yield "the ending of a layer", lambda: projections.ending()(projections.x, projections.inputs[:, 1:])
+    yield "the ending of a layer", lambda: projections.ending()(projections.x, None)
+    yield "x is n rows", lambda: projections.ending()(projections.x[:, 1:], projections.inputs)
     yield "sinks have a score", attention_with(block, sinks=torch.zeros(block.heads + 1))
     yield from mixture_misfits(own)
     yield from mixer_misfits(own)
@@ -499,8 +514,8 @@ def test_sequences_that_misfit_are_refused_by_the_rule(instructions: Library) ->
                 block.attention(0, 0, x, segments, (rotation, rotation))
 
 
-def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
-    """Sub-layers of one width in random order, and rows for them."""
+def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], tuple[Tensor, Any, Tensor]]:
+    """Sub-layers of one width in random order, and rows for them, with their sequences and inputs."""
     block = Block(own, (16, 80))
     inner = 32 * random.randint(1, 9)
     weights = any_weight(2 * inner, block.hidden, own)[0], any_weight(block.hidden, inner, own)[0]
@@ -514,15 +529,21 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], Tensor, Any]:
     parts = [NativeSubLayer(0, 0, block.attention), NativeSubLayer(0, 0, mixed.mixing)]
     # Without norms before them, products of gate and up overflow after a few.
     parts += [NativeSubLayer(0, 0, each, any_connection(block.hidden, is_normed=True)) for each in (mlp, experts)]
+    gate, after = any_weight(inner, block.hidden, own)[0], RmsNorm(torch.rand(block.hidden), EPSILON)
+    for injected in (None, Injected(gate, mlp.down, any_activation(), after)):
+        parts.append(NativeSubLayer(0, 0, NativeEnding(block.hidden, 0.7, injected)))
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
     for segment in batch.sequences:
         segment.cache.states, segment.lineage, segment.certain = mixed.states(segment.slot), None, False
-    return block, random.choices(parts, k=random.randint(1, 5)), torch.randn(sum(block.rows), block.hidden), batch
+    n = sum(block.rows)
+    rows = torch.randn(n, block.hidden), batch, torch.randn(1, n, inner)
+    return block, random.choices(parts, k=random.randint(1, 5)), rows
 
 
 def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> None:
     for seed in range(DRAWS):
-        block, parts, x, batch = random_run(seeded(seed, 2))
+        block, parts, rows = random_run(seeded(seed, 2))
+        x, batch, inputs = rows
         before = [cache.clone() for cache in block.caches]
         expected = x
         for part in parts:
@@ -530,6 +551,8 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
                 expected = part.attention(0, 0, expected, batch.sequences, block.rotation)
             elif part.mixing is not None:
                 expected = part.mixing(0, expected, batch.sequences, expected)
+            elif part.ending is not None:
+                expected = part.ending(expected, inputs[0] if part.ending.width else None)
             elif part.mlp is not None:
                 expected = part.mlp(expected, part.connection)
         kept = [cache.clone() for cache in block.caches]
@@ -539,7 +562,7 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
             cache.copy_(old)
         for segment in batch.sequences:
             segment.cache.states.of(0).tip = None
-        assert torch.equal(NativeRun(parts)(x, batch), expected), seed
+        assert torch.equal(NativeRun(parts)(*rows), expected), seed
         assert all(map(torch.equal, block.caches, kept)), seed
         assert states is None or torch.equal(kept_by(batch.sequences), states), seed
 
@@ -547,13 +570,14 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
 def test_runs_that_misfit_are_refused_by_the_rule(instructions: Library) -> None:
     for seed in range(DRAWS):
         own = seeded(seed, 2)
-        _, parts, x, batch = random_run(own)
+        _, parts, rows = random_run(own)
+        x = rows[0]
         wide = silu_mlp(any_weight(64, x.shape[1] + 32, own)[0], any_weight(x.shape[1] + 32, 32, own)[0])
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more, all of x's width"):
-            NativeRun([*parts, NativeSubLayer(0, 0, wide)])(x, batch)
+            NativeRun([*parts, NativeSubLayer(0, 0, wide)])(*rows)
         empty = NativeSubLayer(0, 0, wide)
         empty.about.gate_up = empty.about.down = None
         with pytest.raises(RuntimeError, match="do not agree: weights, rows, results and memory are given"):
-            NativeRun([*parts, empty])(x, batch)
+            NativeRun([*parts, empty])(*rows)
         with pytest.raises(RuntimeError, match="do not agree: there is a sub-layer or more"):
-            NativeRun([])(x, batch)
+            NativeRun([])(*rows)

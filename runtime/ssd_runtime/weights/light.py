@@ -12,7 +12,7 @@ from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.int4 import GROUP, Int4, quantised4
 from ssd_runtime.weights.kernels.int8 import Int8, quantised
-from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
+from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm, capped
 from ssd_runtime.weights.kernels.native import Native, rounded
 
 ON_GRID = 0.02
@@ -46,14 +46,16 @@ class LightLinear:
         """These projections, which have no copies of their own."""
         return self
 
-    def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
-        """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
+    def __call__(
+        self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None, cap: float | None = None
+    ) -> Tensor:
+        """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]; or `capped`, without a residual."""
         if self.fused is not None and (norm is None or norm.rms is not None):
-            return self.fused.fused(x, None if norm is None else norm.rms, residual)
+            return self.fused.fused(x, None if norm is None else norm.rms, residual, cap)
         x = x if norm is None else norm(x)
         parts = [kernel(x) for kernel in self.kernels]
         y = parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-        return y if residual is None else residual + y
+        return capped(y, cap) if residual is None else residual + y
 
 
 def can_lighten(weight: Tensor) -> bool:

@@ -16,7 +16,7 @@ from ssd_runtime.devices.memory import gib
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.int8 import COLUMN_MULTIPLE
-from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm
+from ssd_runtime.weights.kernels.kernel import Kernel, RowNorm, capped
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.kernels.onednn import OneDNN, can_serve
 from ssd_runtime.weights.light import LightLinear, can_lighten, light_kernels, most_bytes
@@ -151,13 +151,15 @@ class Linear:
         natives = [call for call in self._calls if isinstance(call, Native) and self._factors is None]
         return natives if len(natives) == len(self._calls) else ()
 
-    def __call__(self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None) -> Tensor:
-        """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]."""
+    def __call__(
+        self, x: Tensor, norm: RowNorm | None = None, residual: Tensor | None = None, cap: float | None = None
+    ) -> Tensor:
+        """The projections of `norm(x)`, `x` [n, in], plus `residual` [n, out]; or `capped`, without a residual."""
         if self.fused is not None and (norm is None or norm.rms is not None):
-            return self.fused.fused(x, None if norm is None else norm.rms, residual)
+            return self.fused.fused(x, None if norm is None else norm.rms, residual, cap)
         y = self._product(x if norm is None else norm(x))
         y = y if self._factors is None else y * self._factors
-        return y if residual is None else residual + y
+        return capped(y, cap) if residual is None else residual + y
 
     def _product(self, x: Tensor) -> Tensor:
         if self._packed is not None and self._serves[min(x.shape[0], len(self._serves)) - 1]:

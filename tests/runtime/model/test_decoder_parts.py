@@ -16,12 +16,13 @@ from ssd_runtime.loading.sources import find_model
 from ssd_runtime.model.batch.builder import GROUPED_ROWS, bias_of
 from ssd_runtime.model.cache.kv_pool import SPARE_SLOTS
 from ssd_runtime.model.decoder import Decoder
-from ssd_runtime.model.sublayers.attention import attend, capped
+from ssd_runtime.model.sublayers.attention import attend
 from ssd_runtime.profiling.kernel_choice import ROWS, fitted_decoder, measured
 from ssd_runtime.profiling.latency import device_key, measure_latency
 from ssd_runtime.profiling.shared_steps import CONTEXT, NONE, measure_shared_steps
 from ssd_runtime.profiling.timer import Timer
 from ssd_runtime.sequence.session import Session
+from ssd_runtime.weights.kernels.kernel import capped
 from ssd_runtime.weights.linear import Linear, PackedMemory
 from tests.decoding import assert_as_transformers, plainly
 from tests.models import SharedScale, tiny_model

@@ -14,7 +14,6 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import setting
 from ssd_runtime.model.head.draft_vocabulary import DraftVocabulary
 from ssd_runtime.model.layer.norm import Norm
-from ssd_runtime.model.sublayers.attention import capped
 from ssd_runtime.weights.linear import Linear
 
 
@@ -40,7 +39,7 @@ class OutputHead:
         self._device = device
         self._lock = lock
         self._in_pairs = in_pairs
-        self._cap = setting(config, family.logit_cap)
+        self._cap = setting(config, family.logit_cap)  # no family has a divisor, too
         self._divisor = (setting(config, family.logit_divisor) or 1.0) / (
             setting(config, family.logit_multiplier) or 1.0
         )
@@ -62,19 +61,14 @@ class OutputHead:
         For `drafting` with the whole projection's weights, those of tokens outside of the `draft_vocabulary` may be
         minus infinity. A light copy takes too little time for the drafts that it would lose.
         """
-        project: Callable[[Tensor], Tensor] = self._projection if bits == FULL else self._projection.light(bits)
+        projection, cap = self._projection if bits == FULL else self._projection.light(bits), self._cap
         with self._lock:
-            if drafting and bits == FULL:
-                project = self.draft_vocabulary.head(self._projection.natives) or project
-            raw = alone_as_two(project, normed, self._in_pairs).to(self._device)
-        logits = self.finished(raw)
-        if drafting and self._cap is not None:  # what is minus infinity has the cap else
-            logits.masked_fill_(raw == -torch.inf, -torch.inf)
-        return logits
-
-    def finished(self, logits: Tensor) -> Tensor:
-        """Logits from the output of the projection, scaled and capped as the family does."""
-        return capped(logits if self._divisor == 1.0 else logits / self._divisor, self._cap)
+            few = self.draft_vocabulary.head(self._projection.natives) if drafting and bits == FULL else None
+            if few is None:
+                logits = alone_as_two(lambda x: projection(x, cap=cap), normed, self._in_pairs).to(self._device)
+            else:
+                logits = few.fused(normed, None, None, cap)
+        return logits if self._divisor == 1.0 else logits / self._divisor
 
     def saw(self, tokens: Sequence[int], answered: bool = True) -> None:
         """Let drafts score tokens that occur in an answer or a prompt, and their neighbours."""

@@ -21,6 +21,7 @@ from ssd_runtime.model.layer.mlp import Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import Mixer
 from ssd_runtime.weights.kernels.kernel import Connection
+from ssd_runtime.weights.kernels.native_ending import Injected, NativeEnding
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, written
@@ -166,9 +167,12 @@ class Layer:
     def add_mlp(self, x: Tensor, inputs: Tensor | None) -> Tensor:
         """`x` with the MLP block's output added, and what the layer's `inputs` [n, width] inject after it."""
         x = self._with_mlp(x)
+        inputs = None if inputs is None else inputs.to(x.device)
+        if (ending := self.native_ending) is not None:
+            return ending(x, inputs)
         if self.injection is not None:
             assert inputs is not None, "a layer with an injection has inputs"
-            x = self.injection.added(x, inputs.to(x.device))
+            x = self.injection.added(x, inputs)
         return self.scaled(x)
 
     def scaled(self, x: Tensor) -> Tensor:
@@ -176,7 +180,7 @@ class Layer:
         return x if self.scalar is None else x * self.scalar.tensor
 
     def _with_mlp(self, x: Tensor) -> Tensor:
-        if (native := self._native_block) is not None:
+        if (native := self.native_mlp) is not None:
             block, connection = native
             return block(x, connection)
         if isinstance(self.mlp, Experts):
@@ -185,14 +189,37 @@ class Layer:
 
     @property
     def native_mlp(self) -> tuple[NativeMlp | NativeExperts, Connection] | None:
-        """The MLP sub-layer as a call of our own code: a block and its connection to the stream; None if it is none."""
-        return self._native_block if self.injection is None and self.scalar is None else None
+        """The MLP block as a call of our own code and its connection to the stream; None if it is none.
 
-    @property
-    def _native_block(self) -> tuple[NativeMlp | NativeExperts, Connection] | None:
-        """The MLP block, without an injection or a factor of the layer, and its connection to the residual stream."""
+        An injection and a factor of the layer follow (`native_ending`).
+        """
         block, connection = self.mlp.native, self._connection(self.mlp_norm, self.mlp_after)
         return None if block is None or connection is None else (block, connection)
+
+    @property
+    def has_ending(self) -> bool:
+        """Whether something follows the MLP block within its sub-layer."""
+        return self.injection is not None or self.scalar is not None
+
+    @property
+    def native_ending(self) -> NativeEnding | None:
+        """What follows the MLP block as a call of our own code; None if it is none, or the block is none."""
+        injected = None if self.injection is None else self.injection.native
+        if not self.has_ending or (injected is None and self.injection is not None):
+            return None
+        return self.native_factor(injected)
+
+    def native_factor(self, injected: Injected | None = None) -> NativeEnding | None:
+        """The factor of the layer's result in our own code, after what is `injected`; None if the MLP is not there."""
+        if (native := self.native_mlp) is None:
+            return None
+        factor = 1.0 if self.scalar is None else float(self.scalar.tensor)
+        return NativeEnding(native[0].hidden, factor, injected)
+
+    @property
+    def activation_hooked(self) -> bool:
+        """Whether a call of an activation of the MLP sub-layer runs more than itself."""
+        return self.mlp.activation_hooked or (self.injection is not None and self.injection.activation.hooked)
 
     @property
     def attention_connection(self) -> Connection | None:

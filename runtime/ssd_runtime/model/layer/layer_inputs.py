@@ -13,6 +13,7 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import setting
 from ssd_runtime.model.layer.mlp import LayerActivation
 from ssd_runtime.model.layer.norm import Norm
+from ssd_runtime.weights.kernels.native_ending import Injected
 from ssd_runtime.weights.light import LightLinear
 from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of
 
@@ -55,7 +56,7 @@ class LayerInputs:
         own = self._base.embed_tokens_per_layer(tokens).unflatten(-1, (-1, self._width))
         projected = self.projection(self._base.embed_tokens(tokens)) * self._hidden**-0.5
         normed = self._norm(projected.unflatten(-1, (-1, self._width)))
-        return ((normed + own) * 2**-0.5)[:rows].transpose(0, 1)
+        return ((normed + own) * 2**-0.5)[:rows].transpose(0, 1).contiguous()
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
@@ -90,6 +91,14 @@ class Injection:
     def added(self, x: Tensor, inputs: Tensor) -> Tensor:
         """`x` [n, hidden] with what `inputs` [n, width] add to it."""
         return x + self.norm(self.output(self.activation(self.gate(x)) * inputs))
+
+    @property
+    def native(self) -> Injected | None:
+        """This in our own code; None where that does not serve it."""
+        gate, output, activation, norm = self.gate.fused, self.output.fused, self.activation.native, self.norm.rms
+        if gate is None or output is None or activation is None or norm is None:
+            return None
+        return Injected(gate, output, activation, norm)
 
     def linears(self) -> tuple[Linear, ...]:
         """The projections but light copies."""

@@ -37,6 +37,13 @@ class LayerActivation:
         return self.function(x)
 
     @property
+    def native(self) -> Activation | None:
+        """The activation as our own code computes it; None for others."""
+        if not self.hooked and (self.function is silu or isinstance(self.function, SILU)):
+            return Activation(Function.SILU)
+        return Activation(Function.GELU) if not self.hooked and type(self.function) is GELU else None
+
+    @property
     def hooked(self) -> bool:
         """Whether a call runs more than the activation itself."""
         return isinstance(self.function, nn.Module) and hooked(self.function)
@@ -88,16 +95,7 @@ class Mlp:
     @property
     def native(self) -> NativeMlp | None:
         """The MLP as one call of our own code; None if that does not serve it."""
-        return self.joined_by(self._function())
-
-    def _function(self) -> Activation | None:
-        """The activation as our own code computes it; None for others."""
-        if self.activation is None or self.activation_hooked or self.gated is not None:
-            return None
-        function = self.activation.function
-        if function is silu or isinstance(function, SILU):
-            return Activation(Function.SILU)
-        return Activation(Function.GELU) if type(function) is GELU else None
+        return self.joined_by(None if self.activation is None or self.gated is not None else self.activation.native)
 
     @property
     def activation_hooked(self) -> bool:

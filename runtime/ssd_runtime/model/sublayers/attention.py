@@ -9,6 +9,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from ssd_runtime.model.batch.builder import GROUPED_ROWS, bias_of
+from ssd_runtime.weights.kernels.kernel import capped
 
 CAUSAL_TOLERANCE = 1e-2
 """Largest difference between two kernels in half precision; a mask that is off by one key differs by more."""
@@ -138,8 +139,3 @@ def has_causal_kernel(device: torch.device, dtype: torch.dtype, heads: int, kv_h
     expected = attend(queries, keys, values, bias=bias, scale=scale, cap=None)
     got = attend(queries, keys, values, bias=None, scale=scale, cap=None, causal=True)
     return torch.allclose(got.float(), expected.float(), atol=CAUSAL_TOLERANCE, rtol=CAUSAL_TOLERANCE)
-
-
-def capped(scores: Tensor, cap: float | None) -> Tensor:
-    """Scores or logits squeezed smoothly into (-cap, cap), as Gemma does; unchanged without a cap."""
-    return scores if cap is None else torch.tanh(scores / cap) * cap

@@ -19,7 +19,7 @@ from ssd_runtime.weights.native.library import COUNT, FLOAT, POINTER, fields
 
 QUERIES = 32
 """Most queries of a key-value head that are attended together."""
-HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)
+HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256, 512)
 """Sizes of heads for which the code is compiled."""
 
 
@@ -36,10 +36,10 @@ class SegmentPlace(ctypes.Structure):
 
 class _Block(ctypes.Structure):
     _fields_ = (
-        *fields(POINTER, "qkv output q_norm k_norm sinks"),
+        *fields(POINTER, "qkv output q_norm k_norm v_norm sinks"),
         *fields(COUNT, "sink_bytes"),
         *fields(FLOAT, "scale cap"),
-        *fields(COUNT, "projections heads kv_heads head_dim gated alternate kv_bits"),
+        *fields(COUNT, "projections heads kv_heads head_dim made gated alternate kv_bits"),
     )
 
 
@@ -57,7 +57,10 @@ class NativeAttention:
         """The attention block of a layer, with a soft-cap of scores; None where the code does not serve it."""
         about = layer.about
         qkv, output = layer.qkv.natives, layer.output.fused
-        norms, connection = {"q_norm": layer.q_norm, "k_norm": layer.k_norm}, layer.attention_connection
+        norms, connection = (
+            {"q_norm": layer.q_norm, "k_norm": layer.k_norm, "v_norm": layer.v_norm},
+            layer.attention_connection,
+        )
         if (
             layer.mixer is not None
             or not qkv
@@ -66,8 +69,6 @@ class NativeAttention:
             or connection is None
             or about.head_dim not in HEAD_DIMS
             or family.qk_norm == "rotated"
-            or layer.v_norm is not None
-            or about.shares
             or any(norm is not None and norm.rms is None for norm in norms.values())
         ):
             return None
@@ -79,6 +80,7 @@ class NativeAttention:
             heads=heads,
             kv_heads=about.kv_heads,
             head_dim=about.head_dim,
+            made=0 if about.shares else 1 if layer.keys_are_values else 2,
             scale=layer.scale,
             cap=cap or 0.0,
             gated=family.gated,
@@ -94,11 +96,13 @@ class NativeAttention:
         connection: Connection | None,
         q_norm: RmsNorm | None,
         k_norm: RmsNorm | None,
+        v_norm: RmsNorm | None = None,
         *,
         heads: int,
         kv_heads: int,
         head_dim: int,
         scale: float,
+        made: int = 2,
         cap: float = 0.0,
         gated: bool = False,
         alternate: bool = False,
@@ -107,24 +111,26 @@ class NativeAttention:
     ) -> None:
         """The outputs of `qkv` together are queries, keys and values, which caches hold in `kv_bits` bits a number.
 
-        The norms are those of each head, or of all heads together. If `gated`, every query is followed by the gates of
+        Of keys and values they have what is `made`: 2, both; 1, keys, which are values before their norm and rotation;
+        or 0, where another layer's are read. The norms are those of each head, or of all heads together for queries
+        and keys. If `gated`, every query is followed by the gates of
         its head's output, before their sigmoid. A `cap` of 0 is none. Rotations turn neighbours if `alternate`
         (`rotate`). `sinks` [heads] are as for `attend`.
         """
         self._library = required_library()
         self.connection = connection
-        norms = q_norm, k_norm
+        norms = q_norm, k_norm, v_norm
         addresses = (ctypes.c_void_p * len(qkv))(*(each.address for each in qkv))
         sinks = None if sinks is None else sinks.float().contiguous()
         self._parts = tuple(qkv), addresses, output, norms, sinks  # what the structure points to
         projections = ctypes.addressof(addresses)
-        sizes = len(qkv), heads, kv_heads, head_dim, int(gated), int(alternate), kv_bits
+        sizes = len(qkv), heads, kv_heads, head_dim, made, int(gated), int(alternate), kv_bits
         norm_addresses = [None if each is None else each.address for each in norms]
         sink_place = (None, 0) if sinks is None else (sinks.data_ptr(), sinks.nbytes)
         self._block = _Block(projections, output.address, *norm_addresses, *sink_place, scale, cap, *sizes)
         self.address = ctypes.addressof(self._block)
         self._group = heads // kv_heads
-        self._per_row = ((2 + gated) * heads + 2 * kv_heads) * head_dim
+        self._per_row = ((2 + gated) * heads + made * kv_heads) * head_dim
         self._per_row += qkv[0].row_floats + output.row_floats
 
     @property

@@ -23,6 +23,7 @@ from ssd_runtime.model.sublayers.native_attention import (
 from ssd_runtime.model.sublayers.native_mixing import ContinuedRows, NativeMixing, TreeStates, continues
 from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native import required_library
+from ssd_runtime.weights.kernels.native_ending import NativeEnding
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.native.library import COUNT, POINTER, fields
 
@@ -33,26 +34,34 @@ class _SubLayer(ctypes.Structure):
         *fields(COUNT, "angle_bytes width stride longest"),
         *fields(POINTER, "gate_up down activation experts mixing continuations"),
         *fields(COUNT, "continued"),
+        *fields(POINTER, "ending inputs"),
+        *fields(COUNT, "input_bytes"),
         *fields(POINTER, "connection"),
     )
 
 
 class NativeSubLayer:
-    """A sub-layer that our own code serves as a whole: an attention block, another mixer, an MLP or experts."""
+    """A sub-layer that our own code serves as a whole: an attention block, another mixer, an MLP or experts.
+
+    The ending of a layer is one by itself.
+    """
 
     def __init__(
         self,
         layer: int,
         kind: int,
-        block: NativeAttention | NativeMixing | NativeMlp | NativeExperts,
+        block: NativeAttention | NativeMixing | NativeMlp | NativeExperts | NativeEnding,
         connection: Connection | None = None,
         beside: NativeMixing | None = None,
     ) -> None:
-        """`connection` is that of an MLP or of experts; attention and the mixer `beside` it have their own."""
+        """`layer` has the keys that attention reads. `connection` is that of an MLP or of experts; attention and the
+        mixer `beside` it have their own."""
         self.layer, self.kind = layer, kind
         self.attention = block if isinstance(block, NativeAttention) else None
         self.mixing = block if isinstance(block, NativeMixing) else beside
-        self.mlp = block if isinstance(block, NativeMlp | NativeExperts) else None
+        self.ending = block if isinstance(block, NativeEnding) else None
+        self.mlp = block if isinstance(block, NativeMlp | NativeExperts | NativeEnding) else None
+        """The block if it is one of a row alone."""
         self.connection = block.connection if isinstance(block, NativeAttention | NativeMixing) else connection
         self.about = _SubLayer()
         """The sub-layer as `run` in `sublayers.c` takes it, but for its keys or states, which each call adds."""
@@ -61,6 +70,8 @@ class NativeSubLayer:
             self.about.activation = ctypes.addressof(block.activation)
         elif isinstance(block, NativeExperts):
             self.about.experts = block.address
+        elif isinstance(block, NativeEnding):
+            self.about.ending = block.address
         elif isinstance(block, NativeAttention):
             self.about.block = block.address
         self.about.mixing = None if self.mixing is None else self.mixing.address
@@ -86,6 +97,11 @@ class NativeRun:
             for step, part in zip(self._steps, parts, strict=True)
             if part.mixing is not None
         ]
+        self._injections = [
+            (step, part.layer, part.ending.width)
+            for step, part in zip(self._steps, parts, strict=True)
+            if part.ending is not None and part.ending.width
+        ]
         # Layers are mostly of one size, so that few need be asked how much memory they take.
         blocks = {
             (part.kind, part.attention.sizes): (part.kind, part.attention)
@@ -101,8 +117,10 @@ class NativeRun:
         """Whether our own code runs these rows: those of searches it does not run after states."""
         return not self._mixings or (batch.sequences is not None and continues(batch.sequences))
 
-    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, x: Tensor, batch: Batch, inputs: Tensor | None = None) -> Tensor:
         """The sub-layers on `x` [rows, hidden]; writes keys and values into the sequences' caches.
+
+        `inputs` [layers, rows, width] are those of layers that receive some (`LayerInputs`).
 
         Raises RuntimeError if sizes do not agree.
         """
@@ -125,6 +143,10 @@ class NativeRun:
         for step, layer, mixing in self._mixings:
             continued.append(of_layer := mixing.continued(layer, sequences, trees))
             step.continuations, step.continued = of_layer.address, len(of_layer.places)
+        for step, layer, width in self._injections:
+            assert inputs is not None, "a layer with an injection has inputs"
+            step.input_bytes = n * width * inputs.itemsize
+            step.inputs = inputs[layer].data_ptr()
         size = max((block.floats(n, seen[kind][0], threads) for kind, block in self._blocks), default=0)
         size = 2 * x.numel() + max(size, n * self._mixing_floats, *(mlp.floats(n) for mlp in self._mlps), 0)
         y = found.write(

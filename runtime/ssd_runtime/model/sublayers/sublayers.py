@@ -125,7 +125,7 @@ class SubLayers:
         self._runs: dict[tuple[tuple[int, int | None], ...], NativeRun | None] = {}
         """Latest selections that `run` was given, as our own code runs them; None if it does not serve all."""
         self._whole = {
-            bits: [part for layer in range(len(self.layers)) for part in self._native_sublayers(layer, bits)]
+            bits: [parts for layer in range(len(self.layers)) for parts in self._native_sublayers(layer, bits)]
             for bits in self._forms
         }
 
@@ -183,7 +183,7 @@ class SubLayers:
         """The attention block of `layer`."""
         native = self._native[bits][layer]
         if native is not None and batch.sequences is not None:
-            return native(layer, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
+            return native(parts.keys, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
         queries, new, gates = self._attending.project(parts, x, batch.rotations[parts.kind])
         mixed = self._attending.mixed(layer, queries, new, batch)
         return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
@@ -225,12 +225,12 @@ class SubLayers:
         where rows are few.
         """
         with self._lock.inner:
-            native = states is None and len(x) <= FEW_ROWS and batch.sequences is not None
-            if native and (whole := self._native_run(tuple(wanted))) is not None and whole.serves(batch):
-                return whole(x, batch)
             needed = self._inputs is not None and any(index % 2 and bits is not None for index, bits in wanted)
             inputs = self._inputs.of(x) if needed and self._inputs is not None else None
             given, x = x, self._stream(x)
+            native = states is None and len(x) <= FEW_ROWS and batch.sequences is not None
+            if native and (whole := self._native_run(tuple(wanted))) is not None and whole.serves(batch):
+                return self._carrying(given, whole(x, batch, inputs))
             for index, bits in wanted:
                 layer, is_mlp = divmod(index, 2)
                 if bits is None:
@@ -252,26 +252,41 @@ class SubLayers:
         return x if self._inputs is None else torch.cat([x, states[:, self._shape.hidden :].to(x.device)], -1)
 
     def _native_run(self, wanted: tuple[tuple[int, int | None], ...]) -> NativeRun | None:
-        """These sub-layers as our own code runs them, without the skipped ones; None if it does not serve all."""
+        """These sub-layers as our own code runs them, without the idle ones; None if it does not serve all."""
         if wanted not in self._runs:
-            parts = [self._whole[self._form(bits)][index] for index, bits in wanted if bits is not None]
-            served = [part for part in parts if part is not None]
+            served = [
+                self._native_skipped(i) if bits is None else self._whole[self._form(bits)][i] for i, bits in wanted
+            ]
+            parts = [part for found in served if found is not None for part in found]
             if len(self._runs) == MOST_RUNS:
                 self._runs.clear()
-            self._runs[wanted] = NativeRun(served) if served and len(served) == len(parts) else None
+            self._runs[wanted] = NativeRun(parts) if parts and None not in served else None
         if (found := self._runs[wanted]) is None:
             return None
-        mlps = (self.layers[index // 2].mlp for index, bits in wanted if bits is not None and index % 2)
-        return None if any(mlp.activation_hooked for mlp in mlps) else found
+        layers = (self.layers[index // 2] for index, bits in wanted if bits is not None and index % 2)
+        return None if any(layer.activation_hooked for layer in layers) else found
 
-    def _native_sublayers(self, layer: int, bits: int) -> Iterator[NativeSubLayer | None]:
+    def _native_skipped(self, index: int) -> Sequence[NativeSubLayer] | None:
+        """A skipped sub-layer as our own code runs it; None for attention that still writes keys."""
+        layer, is_mlp = divmod(index, 2)
+        if index not in self.never_idle:
+            return ()
+        factor = self.layers[layer].native_factor() if is_mlp else None
+        return None if factor is None else (NativeSubLayer(layer, self.layers[layer].kind, factor),)
+
+    def _native_sublayers(self, layer: int, bits: int) -> Iterator[Sequence[NativeSubLayer] | None]:
         """The mixer and the MLP of a layer as our own code runs them, as far as it serves them."""
         attention, mixing, parts = self._native[bits][layer], self._mixing[bits][layer], self._forms[bits][layer]
         found = attention if parts.mixer is None else mixing
-        is_served = parts.state is None or mixing is not None
-        yield NativeSubLayer(layer, parts.kind, found, beside=mixing) if found is not None and is_served else None
-        mlp = None if self._spread else parts.native_mlp
-        yield None if mlp is None else NativeSubLayer(layer, parts.kind, *mlp)
+        if found is None or (mixing is None and parts.state is not None):
+            yield None
+        else:
+            yield [NativeSubLayer(parts.keys, parts.kind, found, beside=mixing)]
+        mlp, ending = (None, None) if self._spread else (parts.native_mlp, parts.native_ending)
+        steps = [] if mlp is None else [NativeSubLayer(layer, parts.kind, *mlp)]
+        if ending is not None:
+            steps.append(NativeSubLayer(layer, parts.kind, ending))
+        yield steps if len(steps) == 1 + parts.has_ending else None
 
     def _native_mixing(self, layer: Layer) -> NativeMixing | None:
         """The layer's mixer with a state as one call of our own code; None where that does not serve it."""

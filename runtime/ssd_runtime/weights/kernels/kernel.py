@@ -88,3 +88,8 @@ class RowNorm(Protocol):
     def __call__(self, x: Tensor) -> Tensor:
         """The normed rows of `x`."""
         ...
+
+
+def capped(scores: Tensor, cap: float | None) -> Tensor:
+    """Scores or logits squeezed smoothly into (-cap, cap), as Gemma does; unchanged without a cap."""
+    return scores if cap is None else torch.tanh(scores / cap) * cap

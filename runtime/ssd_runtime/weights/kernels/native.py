@@ -182,8 +182,8 @@ class Native:
         """The product [n, out] of rows `x` [n, in]."""
         return self.fused(x.float(), None, None).to(x.dtype)
 
-    def fused(self, x: Tensor, norm: RmsNorm | None, residual: Tensor | None) -> Tensor:
-        """W norm(x) + residual, [n, out] in fp32, of fp32 rows `x` [n, in].
+    def fused(self, x: Tensor, norm: RmsNorm | None, residual: Tensor | None, cap: float | None = None) -> Tensor:
+        """W norm(x) + residual, [n, out] in fp32, of fp32 rows `x` [n, in]; or `capped`, without a residual.
 
         Raises RuntimeError if sizes do not agree.
         """
@@ -205,6 +205,7 @@ class Native:
             n,
             None if added is None else added.data_ptr(),
             0 if added is None else added.nbytes,
+            cap or 0.0,
         )
         if is_whole:
             return y

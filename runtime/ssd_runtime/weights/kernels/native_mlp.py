@@ -40,6 +40,11 @@ class NativeMlp(NamedTuple):
     activation: Activation
 
     @property
+    def hidden(self) -> int:
+        """The numbers of a row."""
+        return self.down.out_features
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """MLPs of equal sizes take equal memory (`floats`)."""
         return self.gate_up.row_floats, self.down.row_floats, self.down.in_features
@@ -54,7 +59,7 @@ class NativeMlp(NamedTuple):
         n = x.shape[0]
         found = self.gate_up.library
         return found.write(
-            floats(n, self.down.out_features),
+            floats(n, self.hidden),
             self.floats(n),
             found.mlp,
             self.gate_up.address,
@@ -133,13 +138,18 @@ class NativeExperts:
         return self._about.routing != Routing.GIVEN
 
     @property
+    def hidden(self) -> int:
+        """The numbers of a row."""
+        return self._first.hidden
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Mixtures of equal sizes take equal memory (`floats`)."""
-        return *self._first.sizes, self._first.down.out_features, self._about.number, self._about.each
+        return *self._first.sizes, self.hidden, self._about.number, self._about.each
 
     def floats(self, n: int) -> int:
         """The numbers of memory that a call of `n` rows takes."""
-        pairs, number, hidden = n * self._about.each, self._about.number, self._first.down.out_features
+        pairs, number, hidden = n * self._about.each, self._about.number, self.hidden
         return n * (hidden + number) + pairs * (sum(self._first.sizes) + hidden + 3) + 3 * number + 2
 
     def __call__(self, x: Tensor, connection: Connection | None, choice: tuple[Tensor, Tensor] | None = None) -> Tensor:

@@ -4,6 +4,8 @@
 #include "project.h"
 #include <string.h>
 
+#define MOST_HEAD 512 /* The largest size of a head. */
+
 /* One sequence's rows, and the slots of its cache that they see. Heads' keys are `stride` bytes apart, and slots of a head
  * follow each other. A row sees the slots where its bias is 0, or all without a bias. */
 typedef struct {
@@ -17,13 +19,16 @@ typedef struct {
 } Segment;
 
 typedef struct {
-    const Weight *const *qkv; /* `projections` weights, whose outputs together are queries, keys and values. */
+    const Weight *const *qkv; /* `projections` weights, whose outputs together are queries and what else is `made`. */
     const Weight *output;
     const Norm *q_norm, *k_norm; /* Of each head, or of all heads of a row together; NULL for none. */
+    const Norm *v_norm;          /* Of each head; NULL for none. */
     const float *sinks; /* [heads] scores of a key that has no value; NULL for none. */
     int64_t sink_bytes;
-    float scale, cap; /* Scores s become cap * tanh(s / cap); 0 for no cap. */
+    float scale, cap; /* Of scores (`capped`); 0 for no cap. */
     int64_t projections, heads, kv_heads, head_dim;
+    int64_t made; /* Vectors that the weights make for a key-value head: 2, a key and a value; 1, a key that is the value, too,
+                     before its norm and rotation; or 0, where the keys and values of another layer are read. */
     int64_t gated;     /* 1 if every query is followed by the gates of its head's output, before their sigmoid; else 0. */
     int64_t alternate; /* 1 if a rotation turns pairs of neighbours, 0 if pairs half of its width apart. */
     int64_t kv_bits; /* Of a number in the cache: 32, or 8 with a scale in fp32 after those of each slot and head. */
@@ -34,9 +39,14 @@ static int64_t query_numbers(const Block *block) {
     return block->heads * block->head_dim * (1 + block->gated);
 }
 
-/* The numbers of a row's queries, keys and values. */
+/* The numbers that the weights make of a row. */
 static int64_t columns_of(const Block *block) {
-    return query_numbers(block) + 2 * block->kv_heads * block->head_dim;
+    return query_numbers(block) + block->made * block->kv_heads * block->head_dim;
+}
+
+/* The queries, keys and values of a row, by heads. */
+static int64_t placed_by(const Block *block) {
+    return block->heads + (block->made ? 2 * block->kv_heads : 0);
 }
 
 /* The norm of each head, if it is one. */
@@ -85,7 +95,7 @@ typedef struct {
 static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t at, int64_t alternate, int64_t size,
                        float *to)
 {
-    float head[256];
+    float head[MOST_HEAD];
     const float factor = norm ? norm_factor(x, size, norm->epsilon) : 1.0f;
     for (int64_t i = 0; i < size; i++)
         head[i] = norm ? x[i] * factor * norm->weight[i] : x[i];
@@ -161,10 +171,8 @@ INLINE void score(const Query *query, const int together, const char *keys, int6
 static float shares(const Query *query, float cap) {
     const int64_t count = query->count;
     Floats peaks = all(-INFINITY), sums = zeros();
-    for (int64_t i = 0; cap != 0.0f && i < count; i += LANES) { /* tanh(x) is 2 sigmoid(2 x) - 1. */
-        const Floats twice = multiply(load(query->scores + i), all(2.0f / cap));
-        store(query->scores + i, subtract(sigmoid_times(twice, all(2.0f * cap)), all(cap)));
-    }
+    for (int64_t i = 0; cap != 0.0f && i < count; i += LANES)
+        store(query->scores + i, capped(load(query->scores + i), cap));
     for (int64_t i = 0; i < count; i += LANES)
         peaks = larger_inside(peaks, load(query->scores + i), count - i);
     const float highest = peak_of(peaks), top = query->sink && *query->sink > highest ? *query->sink : highest;
@@ -181,7 +189,7 @@ static float shares(const Query *query, float cap) {
  * [2][parts][LANES]: those at even places to the first, those at odd places to the second, since an addition waits for the
  * one before it. So many parts of a head are summed at a time that their sums stay in registers. */
 INLINE void mix(const Query *query, const int together, const char *values, int64_t first, int64_t last, const int parts,
-                const int bits, float (*mixed)[2 * 256])
+                const int bits, float (*mixed)[2 * MOST_HEAD])
 {
     const int64_t size = parts * LANES, apart = bits == 8 ? size + 4 : 4 * size;
     const int most = LANES / 2 / together;
@@ -227,7 +235,7 @@ static int sees_alike(const Query *query, int n) {
 INLINE void attend_parts(const Query *queries, int n, const char *keys, const char *values, float scale, float cap,
                          const int parts, const int bits)
 {
-    float mixed[QUERIES][2 * 256], sums[QUERIES];
+    float mixed[QUERIES][2 * MOST_HEAD], sums[QUERIES];
     int64_t longest = 0;
     for (int q = 0; q < n; q++) {
         longest = queries[q].count > longest ? queries[q].count : longest;
@@ -264,7 +272,7 @@ INLINE void attend_parts(const Query *queries, int n, const char *keys, const ch
 }
 
 /* The sizes of heads for which there is code. */
-#define HEAD_DIMS(CASE) CASE(16) CASE(32) CASE(64) CASE(80) CASE(96) CASE(128) CASE(256)
+#define HEAD_DIMS(CASE) CASE(16) CASE(32) CASE(64) CASE(80) CASE(96) CASE(128) CASE(256) CASE(512)
 
 static void attend(const Query *queries, int n, const char *keys, const char *values, const Block *block)
 {

@@ -4,6 +4,7 @@
  */
 #pragma once
 #include "attention.h"
+#include "ending.h"
 #include "experts.h"
 #include "mixing.h"
 #include "repack.h"
@@ -31,10 +32,11 @@
     RULE(INNER, "down has half as many columns as gate and up have outputs together")                      \
     RULE(STREAM, "a block's last weight has as many outputs as its first has columns")                     \
     RULE(HEADS, "heads are a multiple of key-value heads")                                                 \
-    RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128 or 256")                                      \
+    RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128, 256 or 512")                                 \
     RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
     RULE(FORM, "queries have gates or none, and a rotation turns pairs of neighbours or of halves")        \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head, or of all heads together")\
+    RULE(MADE, "a key-value head has a key and a value, a key that is both and is normed by head, or another layer's")\
     RULE(SINKS, "sinks have a score for each head")                                                        \
     RULE(PROJECTIONS, "a few weights of the same columns, on the same rows, make what attention or a mixer takes")\
     RULE(OUTPUTS, "the outputs of these weights are all that it takes: queries, keys and values, or channels and gates")\
@@ -55,6 +57,7 @@
     RULE(TAPS, "a convolution has two rows of factors or more, and they and its bias one for each channel")\
     RULE(STEPS, "every head has a decay and a step, and a direct factor if any has")                       \
     RULE(STATE, "a state is the window of the rows before, and a matrix for each head with keys, in fp32") \
+    RULE(INPUTS, "the ending of a layer has a vector for each row, of as many numbers as its gate has outputs") \
     RULE(RUN, "there is a sub-layer or more, all of x's width")
 
 #define CODE(name, text) REFUSED_##name,
@@ -185,6 +188,24 @@ static int check_mlp(const Weight *gate_up, const Weight *down, const Activation
     return AGREED;
 }
 
+static int check_ending(const Ending *of, const float *inputs, int64_t input_bytes, const float *x, int64_t bytes, int64_t n,
+                        const float *y, const float *memory, int64_t floats, int threads)
+{
+    REQUIRE(POINTERS, of && !of->gate == !of->output);
+    REQUIRE(WEIGHT, within(of->hidden, GROUP) && of->hidden % GROUP == 0);
+    AGREE(check_rows(x, bytes, n, of->hidden, y, memory, threads));
+    if (of->gate) {
+        AGREE(check_weight(of->gate));
+        AGREE(check_weight(of->output));
+        AGREE(check_activation(of->activation));
+        REQUIRE(STREAM, of->gate->in == of->hidden && of->output->out == of->hidden);
+        REQUIRE(INPUTS, of->output->in == of->gate->out && inputs && input_bytes == 4 * n * of->gate->out);
+        REQUIRE(NORM, fits(of->norm, of->hidden));
+    }
+    REQUIRE(MEMORY, floats == ending_floats(of, n));
+    return AGREED;
+}
+
 static int has_kernel(int64_t head_dim) {
 #define CASE(size) head_dim == size ||
     return HEAD_DIMS(CASE) 0;
@@ -218,6 +239,9 @@ static int check_block(const Block *block) {
     REQUIRE(SINKS, !block->sinks || block->sink_bytes == 4 * block->heads);
     REQUIRE(FORM, (block->gated == 0 || block->gated == 1) && (block->alternate == 0 || block->alternate == 1));
     REQUIRE(HEAD_NORMS, fits_heads(block->q_norm, block, block->heads) && fits_heads(block->k_norm, block, block->kv_heads));
+    REQUIRE(HEAD_NORMS, fits(block->v_norm, block->head_dim));
+    REQUIRE(MADE, block->made >= 0 && block->made <= 2);
+    REQUIRE(MADE, block->made == 2 || !block->k_norm || of_head(block->k_norm, block));
     AGREE(check_projections(block->qkv, block->projections, 3, columns_of(block)));
     AGREE(check_weight(block->output));
     REQUIRE(MIXED, block->output->in == block->heads * block->head_dim);
@@ -256,7 +280,7 @@ static int check_rotation(Rotation rotation, const Block *block, int64_t n) {
         return AGREED;
     REQUIRE(ROTATION, rotation.cos && rotation.sin);
     REQUIRE(ANGLES, rotation.width >= 2 && rotation.width <= block->head_dim && rotation.width % 2 == 0);
-    REQUIRE(ANGLES, rotation.stride == (block->heads + 2 * block->kv_heads) * rotation.width);
+    REQUIRE(ANGLES, rotation.stride == placed_by(block) * rotation.width);
     REQUIRE(ROTATION, rotation.bytes == 4 * n * rotation.stride);
     return AGREED;
 }

@@ -24,3 +24,8 @@ INLINE Floats sigmoid_times(Floats by, Floats x) {
     const Floats bounded = larger(all(-87.0f), smaller(all(87.0f), by)); /* NaN stays: the second is taken. */
     return divide(x, add(all(1.0f), exponential(subtract(zeros(), bounded))));
 }
+
+/* Squeezed smoothly into (-cap, cap): cap * tanh(x / cap), where tanh(x) is 2 sigmoid(2 x) - 1. */
+INLINE Floats capped(Floats x, float cap) {
+    return subtract(sigmoid_times(multiply(x, all(2.0f / cap)), all(2.0f * cap)), all(cap));
+}

@@ -16,8 +16,8 @@ from typing import NamedTuple
 FOLDER = Path(__file__).parent
 SOURCES = (
     "sublayers.c",
-    *("attention.h", "avx2.h", "avx512.h", "checks.h", "experts.h", "exponential.h", "formats.h", "lanes.h"),
-    *("mixing.h", "mlp.h", "neon.h", "pool.h", "processor.h", "products.h", "project.h", "recurrence.h"),
+    *("attention.h", "avx2.h", "avx512.h", "checks.h", "ending.h", "experts.h", "exponential.h", "formats.h"),
+    *("lanes.h", "mixing.h", "mlp.h", "neon.h", "pool.h", "processor.h", "products.h", "project.h", "recurrence.h"),
     *("repack.h", "round.h", "rows.h", "sixteen.h"),
 )
 """The file that is compiled, and those that it includes."""

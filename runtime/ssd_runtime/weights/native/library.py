@@ -50,9 +50,11 @@ class Library:
         self._round = functions.round_rows
         self._round.argtypes = (*sized, *(COUNT,) * 5, *sized, *sized, ctypes.c_int)
         self.linear = functions.linear
-        self.linear.argtypes = (POINTER, POINTER, *rows, *sized, POINTER, *memory)
+        self.linear.argtypes = (POINTER, POINTER, *rows, *sized, FLOAT, POINTER, *memory)
         self.mlp = functions.mlp
         self.mlp.argtypes = (POINTER, POINTER, POINTER, POINTER, *rows, POINTER, *memory)
+        self.end_layer = functions.end_layer
+        self.end_layer.argtypes = (POINTER, *sized, *rows, POINTER, *memory)
         self.experts = functions.experts
         self.experts.argtypes = (POINTER, POINTER, *rows, POINTER, *sized, POINTER, *memory)
         self.attention = functions.attention

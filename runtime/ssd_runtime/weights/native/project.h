@@ -1,5 +1,6 @@
 /* Projections: the products of rows with all outputs of a weight, on all threads. */
 #pragma once
+#include "exponential.h"
 #include "products.h"
 #include "sixteen.h"
 
@@ -86,13 +87,16 @@ typedef struct {
     const float *residual;
     float *y;
     int64_t width; /* Of y's rows. */
+    float cap;     /* Of products (`capped`); 0 for none. */
 } Projecting;
 
 /* A chunk of rows with the tiles from place `from` to `to`, in a span of groups; sums of earlier spans are in y. */
 static void project_span(const Projecting *of, int64_t from, int64_t to, int64_t first, Span span) {
     const Weight *weight = of->weight;
     const int count = chunk(of->n, first);
-    const float *residual = span.end == weight->in / GROUP ? of->residual : 0;
+    const int is_last = span.end == weight->in / GROUP;
+    const float *residual = is_last ? of->residual : 0;
+    const float cap = is_last ? of->cap : 0.0f;
     for (int64_t place = from; place < to; place++) {
         const int64_t tile = weight->chosen ? weight->chosen[place] : place;
         float *y = of->y + first * of->width + tile * TILE;
@@ -103,7 +107,8 @@ static void project_span(const Projecting *of, int64_t from, int64_t to, int64_t
         products(weight, tile, of->rows, first, count, span, sums);
         for (int r = 0; r < count * PARTS; r++) {
             const int64_t at = r / PARTS * of->width + r % PARTS * LANES;
-            store(y + at, residual ? add(sums[r], load(residual + (y - of->y) + at)) : sums[r]);
+            const Floats sum = residual ? add(sums[r], load(residual + (y - of->y) + at)) : sums[r];
+            store(y + at, cap == 0.0f ? sum : capped(sum, cap));
         }
     }
 }
@@ -128,15 +133,21 @@ static void project_item(const void *about, int64_t item, int worker) {
     project_tiles(of, begin, begin + tiles_from(&of->items, begin));
 }
 
-/* y = products of the rows, plus the residual unless it is NULL. Rows of both are `width` floats apart. Outputs of tiles
- * that are not chosen stay as they are. */
-static void project(Threads threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y,
-                    int64_t width)
+/* y = products of the rows, plus the residual unless it is NULL, capped unless `cap` is 0. Rows of both are `width` floats
+ * apart. Outputs of tiles that are not chosen stay as they are. */
+static void project_capped(Threads threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y,
+                           int64_t width, float cap)
 {
     const int64_t tiles = weight->chosen ? weight->number : weight->out / TILE;
     const int64_t bytes = tile_bytes(formats[weight->format], weight->in / GROUP);
-    const Projecting about = {weight, rows, n, items_of_tiles(weight, tiles, bytes, n, threads), residual, y, width};
+    const Projecting about = {weight, rows, n, items_of_tiles(weight, tiles, bytes, n, threads), residual, y, width, cap};
     each(threads, project_item, &about, number_of(&about.items), 1);
+}
+
+static void project(Threads threads, const Weight *weight, Rows rows, int64_t n, const float *residual, float *y,
+                    int64_t width)
+{
+    project_capped(threads, weight, rows, n, residual, y, width, 0.0f);
 }
 
 typedef struct {

@@ -40,13 +40,13 @@ int round_rows(const uint8_t *numbers, int64_t bytes, int64_t size, int64_t is_b
     return AGREED;
 }
 
-/* y [n, out] = W norm(x) + residual. `memory` [floats] holds the rows as the weight takes them (`rows.h`). */
+/* y [n, out] = W norm(x) + residual, capped unless `cap` is 0. `memory` [floats] holds the rows as the weight takes them (`rows.h`). */
 int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes, int64_t n, const float *residual,
-           int64_t residual_bytes, float *y, float *memory, int64_t floats, int wanted)
+           int64_t residual_bytes, float cap, float *y, float *memory, int64_t floats, int wanted)
 {
     AGREE(check_linear(weight, norm, x, bytes, n, residual, residual_bytes, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)weight->own_threads);
-    ON(threads, project(threads, weight, prepared(threads, x, norm, n, weight, memory), n, residual, y, weight->out));
+    ON(threads, project_capped(threads, weight, prepared(threads, x, norm, n, weight, memory), n, residual, y, weight->out, cap));
     leave(threads);
     return AGREED;
 }
@@ -59,6 +59,17 @@ int mlp(const Weight *gate_up, const Weight *down, const Activation *activation,
     AGREE(check_mlp(gate_up, down, activation, connection, x, bytes, n, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)gate_up->own_threads);
     ON(threads, mlp_on(threads, gate_up, down, activation, connection, x, n, y, memory));
+    leave(threads);
+    return AGREED;
+}
+
+/* y [n, hidden] = the states after a layer whose MLP has left x; each row's token gives the layer its row of `inputs`. */
+int end_layer(const Ending *of, const float *inputs, int64_t input_bytes, const float *x, int64_t bytes, int64_t n, float *y,
+              float *memory, int64_t floats, int wanted)
+{
+    AGREE(check_ending(of, inputs, input_bytes, x, bytes, n, y, memory, floats, wanted));
+    const Threads threads = join(wanted, of->gate ? (int)of->gate->own_threads : 1);
+    ON(threads, end_on(threads, of, inputs, x, n, y, memory));
     leave(threads);
     return AGREED;
 }
@@ -163,8 +174,8 @@ static void place_item(const void *about, int64_t item, int worker) {
     const Attending *of = about;
     const Block *block = of->block;
     const Segment *segment = of->segments;
-    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim, all = heads + 2 * kv_heads;
-    const int64_t row = item / all, head = item % all;
+    const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim;
+    const int64_t all = placed_by(block), row = item / all, head = item % all;
     const Rotation still = {0, 0, 0, 0, 0};
     const int64_t angles = row * of->rotation.stride;
     int64_t first = 0;
@@ -177,17 +188,18 @@ static void place_item(const void *about, int64_t item, int worker) {
         place_head(query, of_head(block->q_norm, block), of->rotation, angles, block->alternate, size, query);
         return;
     }
-    float *from = queries + query_numbers(block) + (head - heads) * size;
-    const int64_t at = (segment->own + row - first) * slot_bytes(block);
     const int is_key = head < heads + kv_heads;
+    const int64_t own = is_key || block->made == 2 ? head - heads : head - heads - kv_heads;
+    const float *from = queries + query_numbers(block) + own * size;
+    const int64_t at = (segment->own + row - first) * slot_bytes(block);
     char *slot = at + (is_key ? segment->keys + (head - heads) * segment->stride
                               : segment->values + (head - heads - kv_heads) * segment->stride);
-    float *to = block->kv_bits == 8 ? from : (float *)slot;
+    float numbers[MOST_HEAD], *to = block->kv_bits == 8 ? numbers : (float *)slot;
     if (is_key)
         place_head(from, of_head(block->k_norm, block), of->rotation, angles + heads * of->rotation.width, block->alternate,
                    size, to);
     else
-        place_head(from, 0, still, 0, 0, size, to);
+        place_head(from, block->v_norm, still, 0, 0, size, to);
     if (block->kv_bits == 8)
         store_slot(slot, to, size);
 }
@@ -247,7 +259,7 @@ static void attention_on(Threads threads, const Attending *of, const Connection 
     for (int64_t i = 0; i < block->projections; at += block->qkv[i++]->out)
         project(threads, block->qkv[i], rows, n, 0, at, columns_of(block));
     each(threads, norm_heads_item, of, n, FEW);
-    each(threads, place_item, of, n * (block->heads + 2 * block->kv_heads), FEW * (block->heads + 2 * block->kv_heads));
+    each(threads, place_item, of, n * placed_by(block), FEW * placed_by(block));
     each(threads, attend_item, of, items_of(block, of->segments, n, threads.count), 1);
     project_last(threads, block->output, prepared(threads, of->mixed, 0, n, block->output, inner), n, connection, x, y);
 }
@@ -280,8 +292,8 @@ int attention(const Block *block, const Connection *connection, const Segment *s
     return AGREED;
 }
 
-/* A sub-layer of a run: an attention block, another mixer or both side by side, experts, or an MLP where all of these are
- * NULL. */
+/* A part of a run: an attention block, another mixer or both side by side, experts, the ending of a layer, or an MLP where
+ * all of these are NULL. */
 typedef struct {
     const Block *block;
     const Segment *segments; /* The keys and values of its layer, of all sequences. */
@@ -293,16 +305,20 @@ typedef struct {
     const Mixing *mixing;
     const Continuation *continuations; /* The states of its layer, `continued` of them. */
     int64_t continued;
+    const Ending *ending;
+    const float *inputs; /* [n] vectors for the ending. */
+    int64_t input_bytes;
     const Connection *connection;
 } SubLayer;
 
-/* The weight that a sub-layer's rows meet first; NULL where it has none. */
-static const Weight *first_of(const SubLayer *of) {
+/* The columns of the rows that a part takes; 0 where it lacks a weight. */
+static int64_t columns_into(const SubLayer *of) {
     const Weight *const *first = of->block     ? of->block->qkv
                                  : of->mixing  ? of->mixing->inputs
                                  : of->experts ? of->experts->gate_up
-                                               : &of->gate_up;
-    return first ? first[0] : 0;
+                                 : of->down    ? &of->gate_up
+                                               : 0;
+    return of->ending ? of->ending->hidden : first && first[0] ? first[0]->in : 0;
 }
 
 static int check_run(const SubLayer *sublayers, int64_t number, int64_t bytes, int64_t n, int64_t floats) {
@@ -310,9 +326,8 @@ static int check_run(const SubLayer *sublayers, int64_t number, int64_t bytes, i
     REQUIRE(RUN, number >= 1);
     REQUIRE(ROWS, within(n, 0));
     for (int64_t i = 0; i < number; i++) {
-        const Weight *first = first_of(&sublayers[i]);
-        REQUIRE(POINTERS, first && (sublayers[i].block || sublayers[i].mixing || sublayers[i].experts || sublayers[i].down));
-        REQUIRE(RUN, 4 * n * first->in == bytes);
+        REQUIRE(POINTERS, columns_into(&sublayers[i]));
+        REQUIRE(RUN, 4 * n * columns_into(&sublayers[i]) == bytes);
     }
     REQUIRE(MEMORY, floats >= bytes / 2);
     return AGREED;
@@ -342,6 +357,11 @@ int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x
             REQUIRE(MEMORY, left >= needed);
             AGREE(mixer(each->mixing, each->connection, each->continuations, each->continued, x, bytes, n,
                         each->block ? beside : 0, bytes, to, rest, needed, wanted));
+        } else if (each->ending) {
+            REQUIRE(POINTERS, !each->ending->gate == !each->ending->output);
+            const int64_t needed = ending_floats(each->ending, n);
+            REQUIRE(MEMORY, left >= needed);
+            AGREE(end_layer(each->ending, each->inputs, each->input_bytes, x, bytes, n, to, rest, needed, wanted));
         } else if (each->experts) {
             REQUIRE(POINTERS, each->experts->down && each->experts->down[0]);
             const int64_t needed = experts_floats(each->experts, n);
