@@ -31,21 +31,8 @@ NAMES = {
     "recur": "recurrence window window_bytes state state_bytes next after x x_bytes n y memory floats threads",
 }
 OPTIONAL = (
-    *(
-        "norm",
-        "after",
-        "connection",
-        "residual",
-        "bias",
-        "cos",
-        "sin",
-        "q_norm",
-        "k_norm",
-        "v_norm",
-        "sinks",
-        "direct",
-        "order",
-    ),
+    *("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "v_norm", "sinks"),
+    *("direct", "order", "factors", "gate", "shared", "router_norm"),
 )
 SIZE_OF = {
     "bias_bytes": "bias",

@@ -133,7 +133,9 @@ static void mixtures(void) {
         int refused = mlp(gate_up[0], down[0], &activation, &connection, drawn(11, n * HIDDEN), 4 * n * HIDDEN, n, y,
                           room(4 * floats), floats, THREADS_USED);
         print("mlp", function, refused, y, n * HIDDEN);
-        const Experts of = {gate_up, down, drawn(12, 3 * HIDDEN), drawn(13, 3), &activation, 4 * 3 * HIDDEN, 4 * 3,
+        const Shared shared = {gate_up[1], down[1], drawn(43, HIDDEN), 4 * HIDDEN, &norm};
+        const Experts of = {gate_up, down, drawn(12, 3 * HIDDEN), drawn(13, 3), drawn(44, 3), &activation,
+                            function ? &shared : 0, &norm, 0, function ? &norm : 0, 4 * 3 * HIDDEN, 4 * 3, 4 * 3,
                             (int64_t)sizeof gate_up, 3, 2, function ? SIGMOIDS : SHARES};
         floats = experts_floats(&of, n);
         refused = experts(&of, &connection, drawn(14, n * HIDDEN), 4 * n * HIDDEN, n, 0, 0, 0, y, room(4 * floats), floats,

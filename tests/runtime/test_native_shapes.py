@@ -28,7 +28,15 @@ from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.weights.kernels.formats import TILE
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm, capped
 from ssd_runtime.weights.kernels.native_ending import Injected, NativeEnding
-from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, NativeMlp, Router, Routing
+from ssd_runtime.weights.kernels.native_mlp import (
+    Activation,
+    Function,
+    NativeExperts,
+    NativeMlp,
+    Router,
+    Routing,
+    Shared,
+)
 from ssd_runtime.weights.kernels.native_recurrence import NativeRecurrence
 from ssd_runtime.weights.native.library import Library
 from tests.native_blocks import (
@@ -111,15 +119,22 @@ class Mixture:
             self.dense.append((dense_up, dense_down))
         self.first = self.experts[0].gate_up
         self.router = torch.randn(self.number, self.hidden)
-        self.bias = random.choice([None, torch.randn(self.number)])
+        self.bias, self.factors = (random.choice([None, torch.randn(self.number)]) for _ in range(2))
+        self.router_norm = any_norm(self.hidden)
+        wide = 32 * random.randint(1, 6)
+        (up, dense_up), (down, dense_down) = any_weight(2 * wide, self.hidden, own), any_weight(self.hidden, wide, own)
+        self.dense_shared = dense_up, dense_down
+        gate, norms = random.choice([None, torch.randn(self.hidden)]), [any_norm(self.hidden) for _ in range(3)]
+        self.shared = random.choice([None, Shared(NativeMlp(up, down, self.activation), gate, *norms)])
         self.x = torch.randn(self.n, self.hidden)
         self.weights = torch.rand(self.n, self.each)
         self.chosen = torch.randint(self.number, (self.n, self.each))
 
     def native(self) -> NativeExperts:
         if self.routing is Routing.GIVEN:
-            return NativeExperts(self.experts)
-        return NativeExperts(self.experts, Router(self.router, self.bias, self.each, self.routing))
+            return NativeExperts(self.experts, None, self.shared)
+        router = Router(self.router, self.bias, self.each, self.routing, self.factors, self.router_norm)
+        return NativeExperts(self.experts, router, self.shared)
 
     def call(self) -> Tensor:
         choice = (self.weights, self.chosen) if self.routing is Routing.GIVEN else None
@@ -128,7 +143,18 @@ class Mixture:
     def expected(self) -> Tensor:
         return connected(self.x, self.connection, self.output)
 
-    def output(self, x: Tensor) -> Tensor:
+    def output(self, rows: Tensor) -> Tensor:
+        if self.shared is None:
+            return self.routed(rows, rows if self.router_norm is None else normed(self.x, self.router_norm))
+        own = rows if self.shared.norm is None else normed(self.x, self.shared.norm)
+        seen = own if self.router_norm is None else normed(self.x, self.router_norm)
+        up, down = self.dense_shared
+        of_all = normed(activated(self.activation, *(rows @ up.T).chunk(2, -1)) @ down.T, self.shared.shared_after)
+        factor = 1.0 if self.shared.gate is None else (rows @ self.shared.gate).sigmoid()[:, None]
+        return normed(self.routed(own, seen), self.shared.after) + factor * of_all
+
+    def routed(self, rows: Tensor, x: Tensor) -> Tensor:
+        """The weighted sum of experts' outputs for `rows`, which the router sees as `x`."""
         weights, chosen = self.weights, self.chosen
         if self.routing is Routing.SIGMOIDS:
             sigmoids = linear(x, self.router).sigmoid()
@@ -138,11 +164,13 @@ class Mixture:
         elif self.routing is not Routing.GIVEN:
             weights, chosen = linear(x, self.router, self.bias).softmax(-1).topk(self.each)
             weights = weights / weights.sum(-1, keepdim=True) if self.routing is Routing.SHARES else weights
-        total = torch.zeros_like(x)
+        if self.routing is not Routing.GIVEN and self.factors is not None:
+            weights = weights * self.factors[chosen]
+        total = torch.zeros_like(rows)
         for row in range(self.n):
             for weight, expert in zip(weights[row], chosen[row].tolist(), strict=True):
                 up, down = self.dense[expert]
-                total[row] += weight * (down @ activated(self.activation, *(up @ x[row]).chunk(2)))
+                total[row] += weight * (down @ activated(self.activation, *(up @ rows[row]).chunk(2)))
         return total
 
 
@@ -432,6 +460,22 @@ def mixture_misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     for wrong in (-1, mixture.number):
         wrongly = choice[0], torch.full((2, each), wrong)
         yield "n rows come with", lambda wrongly=wrongly: NativeExperts(mixture.experts)(x, None, wrongly)
+    factors = torch.ones(mixture.number + 1)
+    factored = NativeExperts(mixture.experts, Router(mixture.router, None, each, Routing.SHARES, factors))
+    yield "a router has a row", lambda: factored(x, None)
+    for shared in (
+        Shared(silu_mlp(any_weight(64, mixture.hidden + 32, own)[0], any_weight(mixture.hidden, 32, own)[0]), None),
+        Shared(silu_mlp(any_weight(64, mixture.hidden, own)[0], any_weight(mixture.hidden, 64, own)[0]), None),
+        Shared(mixture.experts[0], torch.ones(mixture.hidden + 1)),
+    ):
+        yield (
+            "an expert of all rows",
+            lambda shared=shared: NativeExperts(mixture.experts, None, shared)(x, None, choice),
+        )
+    norm = RmsNorm(torch.ones(8), EPSILON)
+    for norms in ((norm, None, None), (None, norm, None), (None, None, norm)):
+        beside = NativeExperts(mixture.experts, None, Shared(mixture.experts[0], None, *norms))
+        yield "a norm has a number", lambda beside=beside: beside(x, None, choice)
     routed = with_router(mixture.router)
     yield "n rows come with", lambda: routed(x, None, choice)
     yield "x is n rows", lambda: routed(torch.randn(2, mixture.hidden + 32), None)

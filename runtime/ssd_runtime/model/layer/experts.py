@@ -16,8 +16,9 @@ from ssd_runtime.model.layer.mlp import LayerActivation, Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import exact
 from ssd_runtime.weights.hooks import hooked
-from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, Router, Routing
-from ssd_runtime.weights.linear import Linear, PackedMemory, stamp_of, written
+from ssd_runtime.weights.kernels.kernel import RmsNorm
+from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, Router, Routing, Shared
+from ssd_runtime.weights.linear import Linear, PackedMemory, is_exact, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 
 PROBED = 16
@@ -34,9 +35,6 @@ class Experts:
     So where all else computes a row alike in a step and in a verification (`by_row`, or kernels that do by themselves),
     this does too, for up to `MOST_BY_ROW` rows: what rounds a row by the number of rows runs row by row.
     """
-
-    activation_hooked = False
-    """Always false, because experts with hooks are refused."""
 
     def __init__(
         self,
@@ -79,12 +77,13 @@ class Experts:
             for part in self._parts
         ]
         self._whole = self._native_whole()
+        self.native = self._native_block(self._whole)
+        """The block with its router as one call of our own code; None if that does not serve all of it."""
 
     @property
-    def native(self) -> NativeExperts | None:
-        """The block with its router as one call of our own code; None if that does not serve all of it."""
-        whole = self._whole if self._shared is None and not self._norms else None
-        return whole if whole is not None and whole.routes else None
+    def activation_hooked(self) -> bool:
+        """Whether a call of the activation of all rows' expert runs more than itself; others with hooks are refused."""
+        return self._shared is not None and self._shared.activation_hooked
 
     def __call__(self, x: Tensor, states: Tensor) -> Tensor:
         """The block's output [n, hidden] for normed rows `x` [n, hidden], which are `states` before their norm."""
@@ -145,6 +144,7 @@ class Experts:
         lightened._mlps = [mlp.light(bits) for mlp in self._mlps]
         lightened._shared = None if self._shared is None else self._shared.light(bits)
         lightened._whole = lightened._native_whole()
+        lightened.native = lightened._native_block(lightened._whole)
         return lightened
 
     def refresh(self) -> bool:
@@ -152,29 +152,58 @@ class Experts:
         before, self._stamp = self._stamp, self._found()
         others = [part.refresh() for part in (*self._norms, self._shared) if part is not None]
         activation = self._activation is not None and self._activation.refresh()
-        if before == self._stamp and not activation:
-            return any(others)
+        if before == self._stamp and not activation and not any(others):
+            return False
         if not isinstance(self._block.experts, PackedExperts):
             for part, fresh in zip(self._parts, _views(self._block.experts), strict=True):
                 part._modules.update(fresh._modules)
         for linear in self.linears():
             linear.refresh()
         self._whole = self._native_whole()
+        self.native = self._native_block(self._whole)
         return True
 
+    def _native_block(self, whole: NativeExperts | None) -> NativeExperts | None:
+        """The block as one call of our own code, which serves all its experts as `whole`; None if it does not."""
+        if self._shared is None or whole is None:
+            return whole if whole is not None and whole.routes else None
+        mlp, norms = self._shared.native, [norm.rms for norm in self._norms]
+        router = router_of(self._router, *self._biases())
+        gate: Any = None if self._family.shared_gate is None else getattr(self._block, self._family.shared_gate)
+        if gate is not None and not (
+            is_exact(gate) and gate.bias is None and not hooked(gate) and _is_read(gate.weight)
+        ):
+            return None
+        if (
+            mlp is None
+            or router is None
+            or None in norms
+            or bytes(mlp.activation) != bytes(whole.experts[0].activation)
+        ):
+            return None
+        return NativeExperts(whole.experts, router, Shared(mlp, None if gate is None else gate.weight.detach(), *norms))
+
+    @property
+    def _router(self) -> nn.Module:
+        """The user's router."""
+        router: nn.Module = getattr(self._block, str(self._family.router))
+        return router
+
     def _native_whole(self) -> NativeExperts | None:
-        """All experts as one call of our own code, with their router if that is of a known form; None for others."""
+        """All experts as one call of our own code, with their router if that is of a known form; None for others.
+
+        That of a block with norms receives other rows than experts.
+        """
         clamp = clamp_of(self._block.experts)
         served = [mlp.native if clamp is None else mlp.joined_by(clamp) for mlp in self._mlps]
         found = [each for each in served if each is not None]
         if len(found) < len(served) or len({(each.gate_up.name, each.down.name) for each in found}) > 1:
             return None
-        router: nn.Module = getattr(self._block, str(self._family.router))
-        return NativeExperts(found, None if self._norms else router_of(router, *self._biases()))
+        return NativeExperts(found, None if self._norms else router_of(self._router, *self._biases()))
 
     def _found(self) -> list[Any]:
-        gates = [name for name in (self._family.router, self._family.shared_gate) if name is not None]
-        modules = [self._block.experts, *(getattr(self._block, name) for name in gates)]
+        gates = [] if self._family.shared_gate is None else [getattr(self._block, self._family.shared_gate)]
+        modules = [self._block.experts, *self._router.modules(), *gates]
         found = stamp_of(modules) + [written(bias) for bias in self._biases() if bias is not None]
         return found + [each for each in self._packed if hooked(each)]
 
@@ -185,8 +214,7 @@ class Experts:
 
     def _routed(self, x: Tensor, by_row: bool) -> tuple[Tensor, Tensor]:
         """Weights [n, k] and experts [n, k] of rows `x`, the last two results of the router."""
-        assert self._family.router is not None, "a family with experts has a router"
-        router, biases = getattr(self._block, self._family.router), self._biases()
+        router, biases = self._router, self._biases()
         if len(x) == 1 or not by_row:
             return router(x, *biases)[-2:]
         weights, chosen = zip(*(router(row, *biases)[-2:] for row in x.split(1)), strict=True)
@@ -198,12 +226,19 @@ def router_of(module: nn.Module, *biases: Tensor | None) -> Router | None:
 
     `biases` is what it receives beside rows: the bias of its choice.
     """
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if hooked(module) or not _is_read(weight) or not all(each is None or _is_read(each) for each in (bias, *biases)):
+    router: Any = module
+    scale, factors = (getattr(router, name, None) for name in ("scale", "per_expert_scale"))  # Gemma-4 has both
+    inner = router if factors is None else router.proj
+    weight, bias = getattr(inner, "weight", None), getattr(inner, "bias", None)
+    given = (each for each in (bias, scale, factors, *biases) if each is not None)
+    if any(map(hooked, router.modules())) or not _is_read(weight) or not all(map(_is_read, given)):
         return None
-    probe = torch.randn(PROBED, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    weights, chosen = module(probe, *biases)[-2:]
-    scores = nn.functional.linear(probe, weight, bias)
+    rows = probe = torch.randn(PROBED, weight.shape[1], generator=torch.Generator().manual_seed(0))
+    weights, chosen = router(probe, *biases)[-2:]
+    norm = None if scale is None else RmsNorm(scale.detach() * router.scalar_root_size, router.eps)
+    if norm is not None:
+        rows = nn.functional.rms_norm(probe, norm.weight.shape, norm.weight, router.eps)
+    scores = nn.functional.linear(rows, weight, bias)
     shares, best = scores.softmax(-1).topk(chosen.shape[1])
     forms = {Routing.SOFTMAX: (bias, shares, best), Routing.SHARES: (bias, shares / shares.sum(-1, keepdim=True), best)}
     if bias is None:
@@ -212,8 +247,10 @@ def router_of(module: nn.Module, *biases: Tensor | None) -> Router | None:
         shares = sigmoids.gather(1, best)
         forms[Routing.SIGMOIDS] = added, shares / (shares.sum(-1, keepdim=True) + 1e-6), best
     for form, (read, expected, found) in forms.items():
+        expected = expected if factors is None else expected * factors[found]
         if torch.equal(found, chosen) and torch.allclose(expected, weights, rtol=1e-4):
-            return Router(weight.detach(), None if read is None else read.detach(), chosen.shape[1], form)
+            kept = [None if each is None else each.detach() for each in (read, factors)]
+            return Router(weight.detach(), kept[0], chosen.shape[1], form, kept[1], norm)
     return None
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ssd_runtime.weights.kernels.kernel import Connection
+from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm
 from ssd_runtime.weights.kernels.native import Native
 from ssd_runtime.weights.native.library import COUNT, POINTER, fields, floats
 
@@ -96,26 +96,55 @@ class Router(NamedTuple):
     each: int
     """Experts per row."""
     routing: Routing
+    factors: Tensor | None = None
+    """Factors [experts] of the weights of a row's experts; None for 1."""
+    norm: RmsNorm | None = None
+    """Norm of the states that it receives in the place of the block's rows; None where it receives those."""
+
+
+class Shared(NamedTuple):
+    """An expert that all rows go to, and norms where the others lie beside it."""
+
+    mlp: NativeMlp
+    gate: Tensor | None
+    """Weight [hidden] in fp32: the sigmoid of its product with a row is the factor of the row's output; None for 1."""
+    norm: RmsNorm | None = None
+    """Norm of the states that the other experts receive in the place of the block's rows; None where they receive
+    those."""
+    after: RmsNorm | None = None
+    """Norm of the others' weighted sum; None for none."""
+    shared_after: RmsNorm | None = None
+    """Norm of its own output; None for none."""
+
+
+class _Shared(ctypes.Structure):
+    _fields_ = (*fields(POINTER, "gate_up down gate"), *fields(COUNT, "gate_bytes"), *fields(POINTER, "after"))
 
 
 class _Experts(ctypes.Structure):
     _fields_ = (
-        *fields(POINTER, "gate_up down router bias activation"),
-        *fields(COUNT, "router_bytes bias_bytes bytes number each routing"),
+        *fields(POINTER, "gate_up down router bias factors activation shared router_norm norm after"),
+        *fields(COUNT, "router_bytes bias_bytes factor_bytes bytes number each routing"),
     )
 
 
 class NativeExperts:
-    """The weighted sum of the outputs of a row's experts, each of which is a gated MLP.
+    """The weighted sum of the outputs of a row's experts, each of which is a gated MLP, and that of one of all rows.
 
     A row's result is the same to the bit whatever rows stand beside it.
     """
 
-    def __init__(self, experts: Sequence[NativeMlp], router: Router | None = None) -> None:
-        """Experts of one size, format and activation. Without a router, calls are given the choice."""
+    def __init__(
+        self, experts: Sequence[NativeMlp], router: Router | None = None, shared: Shared | None = None
+    ) -> None:
+        """Experts of one size, format and activation. Without a router, calls are given the choice.
+
+        The expert `shared` has their activation, too.
+        """
         pointers = ctypes.c_void_p * len(experts)
         gate_up, down = (pointers(*(each[part].address for each in experts)) for part in (0, 1))
-        self._parts = tuple(experts), router, gate_up, down  # what the structure points to
+        self.experts = tuple(experts)
+        self._parts = router, gate_up, down, shared  # what the structure points to, with the experts
         self._first = experts[0]
         self._about = _Experts(
             gate_up=ctypes.addressof(gate_up),
@@ -130,6 +159,17 @@ class NativeExperts:
             self._about.each, self._about.routing = router.each, router.routing
             if router.bias is not None:
                 self._about.bias, self._about.bias_bytes = router.bias.data_ptr(), router.bias.nbytes
+            if router.factors is not None:
+                self._about.factors, self._about.factor_bytes = router.factors.data_ptr(), router.factors.nbytes
+            self._about.router_norm = _address(router.norm)
+        self._shared = None if shared is None else shared.mlp
+        if shared is not None:
+            self._about.norm, self._about.after = _address(shared.norm), _address(shared.after)
+            self._of_all = _Shared(gate_up=shared.mlp.gate_up.address, down=shared.mlp.down.address)
+            self._of_all.after = _address(shared.shared_after)
+            if shared.gate is not None:
+                self._of_all.gate, self._of_all.gate_bytes = shared.gate.data_ptr(), shared.gate.nbytes
+            self._about.shared = ctypes.addressof(self._of_all)
         self.address = ctypes.addressof(self._about)
 
     @property
@@ -145,12 +185,15 @@ class NativeExperts:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Mixtures of equal sizes take equal memory (`floats`)."""
-        return *self._first.sizes, self.hidden, self._about.number, self._about.each
+        shared = () if self._shared is None else self._shared.sizes
+        return *self._first.sizes, self.hidden, self._about.number, self._about.each, *shared
 
     def floats(self, n: int) -> int:
         """The numbers of memory that a call of `n` rows takes."""
         pairs, number, hidden = n * self._about.each, self._about.number, self.hidden
-        return n * (hidden + number) + pairs * (sum(self._first.sizes) + hidden + 3) + 3 * number + 2
+        shared = 0 if self._shared is None else self._shared.floats(n)
+        of_rows = n * (4 * hidden + number) + shared
+        return of_rows + pairs * (sum(self._first.sizes) + hidden + 3) + 3 * number + 2
 
     def __call__(self, x: Tensor, connection: Connection | None, choice: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The block's result [n, hidden] for fp32 states `x` [n, hidden].
@@ -178,3 +221,7 @@ class NativeExperts:
             None if weights is None else weights.data_ptr(),
             0 if chosen is None else chosen.nbytes,
         )
+
+
+def _address(norm: RmsNorm | None) -> int | None:
+    return None if norm is None else norm.address

@@ -52,6 +52,7 @@
     RULE(LONGEST, "scores have room for the largest number of slots, and for 16 more")                     \
     RULE(EXPERTS, "experts have the same sizes and formats, and a row goes to one or more of them, at most all")\
     RULE(ROUTER, "a router has a row in fp32 for each expert, and a number of its bias if it has one")     \
+    RULE(SHARED, "an expert of all rows is a gated MLP of the stream, with a number in fp32 for each column of its gate") \
     RULE(CHOICE, "n rows come with the experts and the weights of each, unless the router chooses them")   \
     RULE(RECURRENCE, "a recurrence has heads in whole groups, and keys and values of whole tiles of 16")   \
     RULE(TAPS, "a convolution has two rows of factors or more, and they and its bias one for each channel")\
@@ -304,6 +305,17 @@ static int check_mixture(const Experts *of) {
     REQUIRE(ROUTER, of->routing >= GIVEN && of->routing <= SIGMOIDS && !of->router == (of->routing == GIVEN));
     REQUIRE(ROUTER, !of->router || of->router_bytes == 4 * of->number * of->gate_up[0]->in);
     REQUIRE(ROUTER, !of->bias || (of->router && of->bias_bytes == 4 * of->number));
+    REQUIRE(ROUTER, !of->factors || (of->router && of->factor_bytes == 4 * of->number));
+    const int64_t in = of->gate_up[0]->in;
+    REQUIRE(NORM, fits(of->norm, in) && fits(of->router_norm, in) && fits(of->after, in));
+    if (of->shared) {
+        const Weight *gate_up = of->shared->gate_up, *down = of->shared->down;
+        AGREE(check_weight(gate_up));
+        AGREE(check_weight(down));
+        REQUIRE(SHARED, gate_up->in == in && down->out == in && gate_up->out == 2 * down->in);
+        REQUIRE(SHARED, !of->shared->gate || of->shared->gate_bytes == 4 * in);
+        REQUIRE(NORM, fits(of->shared->after, in));
+    }
     return AGREED;
 }
 

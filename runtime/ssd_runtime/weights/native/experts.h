@@ -2,7 +2,8 @@
  *
  * A row with one of its experts is a pair. Pairs lie in the order of their experts, so that the rows of an expert meet its
  * tiles together. The sum over a row's experts runs in the order in which the router has named them, so that a row's result
- * is the same to the bit whatever rows stand beside it.
+ * is the same to the bit whatever rows stand beside it. There may be a further expert that all rows go to, whose output is
+ * added at the end.
  */
 #pragma once
 #include "mlp.h"
@@ -14,10 +15,21 @@
 typedef enum { GIVEN, SOFTMAX, SHARES, SIGMOIDS } Routing;
 
 typedef struct {
+    const Weight *gate_up, *down;
+    const float *gate; /* [in]: the sigmoid of its product with a row is the factor of the row's output; NULL for 1. */
+    int64_t gate_bytes;
+    const Norm *after; /* Of its output; NULL for none. */
+} Shared;
+
+typedef struct {
     const Weight *const *gate_up, *const *down; /* [number], all of the same sizes and format. */
     const float *router, *bias; /* [number][in] and [number]; NULL where the caller routes, and for no bias. */
+    const float *factors;       /* [number], of the weights of a row's experts; NULL for 1. */
     const Activation *activation;
-    int64_t router_bytes, bias_bytes, bytes; /* The last are those of either list of weights. */
+    const Shared *shared; /* NULL without an expert of all rows. */
+    const Norm *router_norm, *norm, *after; /* Of the states that the router and experts receive, where these are other rows
+                                               than those of the block; and of the weighted sum. NULL for none. */
+    int64_t router_bytes, bias_bytes, factor_bytes, bytes; /* The last are those of either list of weights. */
     int64_t number, each, routing;
 } Experts;
 
@@ -25,9 +37,9 @@ typedef struct {
 typedef struct {
     const Experts *experts;
     const Connection *connection; /* NULL where the weighted sum alone is the result. */
-    const float *x, *rows;        /* [n][in]; `rows` are normed. */
+    const float *x, *rows, *own, *seen; /* [n][in]: states, and the rows of the block, of experts and of the router. */
     int64_t n;
-    float *normed, *scores; /* [n][in], [n][number] */
+    float *normed, *scores; /* [3][n][in] rows that are normed, [n][number] */
     int32_t *chosen;        /* [n][each] */
     float *weights;         /* [n][each] */
     int32_t *place;         /* [n][each]: where the pair lies. */
@@ -35,6 +47,7 @@ typedef struct {
     int32_t *next;          /* [number] */
     int32_t *hit;           /* [number + 1]: experts that have pairs; the last is their number. */
     float *outer, *hidden, *inner, *out; /* Rows for gate and up, [pairs][inner], rows for down, [pairs][hidden]. */
+    float *of_all;                       /* [n][hidden]: the output of the expert of all rows. */
     float *y;
     Threads threads;
 } Mixture;
@@ -42,38 +55,43 @@ typedef struct {
 /* The floats of memory that n rows take. */
 static int64_t experts_floats(const Experts *of, int64_t n) {
     const Weight *gate_up = of->gate_up[0], *down = of->down[0];
-    const int64_t pairs = n * of->each;
-    return n * (gate_up->in + of->number) + 3 * pairs + 3 * of->number + 2
-           + floats_of(gate_up, pairs) + floats_of(down, pairs) + pairs * (down->in + down->out);
+    const int64_t pairs = n * of->each, shared = of->shared ? mlp_floats(of->shared->gate_up, of->shared->down, n) : 0;
+    return n * (3 * gate_up->in + of->number) + 3 * pairs + 3 * of->number + 2
+           + floats_of(gate_up, pairs) + floats_of(down, pairs) + pairs * (down->in + down->out) + n * down->out + shared;
 }
 
-static void norm_item(const void *about, int64_t row, int worker) {
+/* The states of a row, normed for one of those that receive them. */
+static void norm_item(const void *about, int64_t item, int worker) {
     const Mixture *of = about;
-    const int64_t in = of->experts->gate_up[0]->in;
+    const int64_t in = of->experts->gate_up[0]->in, row = item % of->n;
+    const Norm *norms[] = {norm_of(of->connection), of->experts->norm, of->experts->router_norm};
     (void)worker;
-    norm_row(of->x + row * in, of->connection->norm, 1.0f, 0, in, of->normed + row * in);
+    if (norms[item / of->n])
+        norm_row(of->x + row * in, norms[item / of->n], 1.0f, 0, in, of->normed + item * in);
+}
+
+static float product_of(const float *a, const float *b, int64_t in) {
+    Floats sums[GROUP / LANES];
+    for (int p = 0; p < GROUP / LANES; p++)
+        sums[p] = zeros();
+    for (int64_t i = 0; i < in; i += GROUP)
+#pragma GCC unroll 4
+        for (int p = 0; p < GROUP / LANES; p++)
+            sums[p] = multiply_add(load(a + i + p * LANES), load(b + i + p * LANES), sums[p]);
+    for (int p = 1; p < GROUP / LANES; p++)
+        sums[0] = add(sums[0], sums[p]);
+    return sum_of(sums[0]);
 }
 
 /* The router's scores of one expert for all rows. */
 static void score_item(const void *about, int64_t expert, int worker) {
     const Mixture *of = about;
     const int64_t in = of->experts->gate_up[0]->in;
-    const float *weight = of->experts->router + expert * in;
+    const int is_biased = of->experts->bias && of->experts->routing != SIGMOIDS;
     (void)worker;
-    for (int64_t r = 0; r < of->n; r++) {
-        const float *x = of->rows + r * in;
-        Floats sums[GROUP / LANES];
-        for (int p = 0; p < GROUP / LANES; p++)
-            sums[p] = zeros();
-        for (int64_t i = 0; i < in; i += GROUP)
-#pragma GCC unroll 4
-            for (int p = 0; p < GROUP / LANES; p++)
-                sums[p] = multiply_add(load(weight + i + p * LANES), load(x + i + p * LANES), sums[p]);
-        for (int p = 1; p < GROUP / LANES; p++)
-            sums[0] = add(sums[0], sums[p]);
-        const int is_biased = of->experts->bias && of->experts->routing != SIGMOIDS;
-        of->scores[r * of->experts->number + expert] = sum_of(sums[0]) + (is_biased ? of->experts->bias[expert] : 0.0f);
-    }
+    for (int64_t r = 0; r < of->n; r++)
+        of->scores[r * of->experts->number + expert] =
+            product_of(of->experts->router + expert * in, of->seen + r * in, in) + (is_biased ? of->experts->bias[expert] : 0.0f);
 }
 
 static int among(const int32_t *chosen, int64_t count, int64_t expert) {
@@ -114,7 +132,7 @@ static void route_item(const void *about, int64_t row, int worker) {
         for (int64_t i = 0; i < number; i++)
             sum += expf(scores[i] - scores[chosen[0]]);
     for (int64_t j = 0; j < count; j++)
-        weights[j] /= sum;
+        weights[j] = weights[j] / sum * (of->experts->factors ? of->experts->factors[chosen[j]] : 1.0f);
 }
 
 /* Find the place of every pair, in the order of experts and then of rows. It is one item. */
@@ -158,7 +176,7 @@ INLINE void prepare_pairs(const Mixture *of, int64_t row, const int down) {
     for (int64_t pair = row * of->experts->each; pair < (row + 1) * of->experts->each; pair++) {
         const Hit hit = hit_of(of, of->chosen[pair]);
         const int64_t place = of->place[pair];
-        const float *from = down ? of->hidden + place * weight->in : of->rows + row * weight->in;
+        const float *from = down ? of->hidden + place * weight->in : of->own + row * weight->in;
         prepare(from, 0, rows_of(weight, down ? of->inner : of->outer, hit), place - hit.first, hit.count);
     }
 }
@@ -216,6 +234,14 @@ static void down_item(const void *about, int64_t item, int worker) {
     each_expert(about, item, 1);
 }
 
+/* Add the output of the expert of all rows to that of a row's own. */
+static void add_shared(const Mixture *of, int64_t row, const Shared *shared) {
+    const int64_t out = shared->down->out;
+    const float *gate = shared->gate, *x = of->rows + row * out;
+    const float factor = gate ? 1.0f / (1.0f + expf(-product_of(gate, x, out))) : 1.0f;
+    norm_row(of->of_all + row * out, shared->after, factor, of->y + row * out, out, of->y + row * out);
+}
+
 static void combine_item(const void *about, int64_t row, int worker) {
     const Mixture *of = about;
     const int64_t out = of->experts->down[0]->out, count = of->experts->each;
@@ -228,6 +254,10 @@ static void combine_item(const void *about, int64_t row, int worker) {
             sum = add(sum, multiply(all(weights[j]), load(of->out + places[j] * out + i)));
         store(of->y + row * out + i, sum);
     }
+    if (of->experts->after)
+        norm_row(of->y + row * out, of->experts->after, 1.0f, 0, out, of->y + row * out);
+    if (of->experts->shared)
+        add_shared(of, row, of->experts->shared);
     if (of->connection)
         connect_row(of->connection, of->x + row * out, out, of->y + row * out);
 }
@@ -239,7 +269,7 @@ static void experts_on(Threads threads, Mixture of, float *memory) {
     const int64_t n = of.n, pairs = n * experts->each;
     of.threads = threads;
     of.normed = memory;
-    of.scores = of.normed + n * gate_up->in;
+    of.scores = of.normed + 3 * n * gate_up->in;
     of.place = (int32_t *)(of.scores + n * experts->number);
     of.first = of.place + pairs;
     of.next = of.first + experts->number + 1;
@@ -248,13 +278,19 @@ static void experts_on(Threads threads, Mixture of, float *memory) {
     of.hidden = of.outer + floats_of(gate_up, pairs);
     of.inner = of.hidden + pairs * down->in;
     of.out = of.inner + floats_of(down, pairs);
+    of.of_all = of.out + pairs * down->out;
+    float *rest = of.of_all + n * down->out;
     of.rows = norm_of(of.connection) ? of.normed : of.x;
+    of.own = experts->norm ? of.normed + n * gate_up->in : of.rows;
+    of.seen = experts->router_norm ? of.normed + 2 * n * gate_up->in : of.own;
     if (experts->routing != GIVEN) {
-        of.chosen = (int32_t *)(of.out + pairs * down->out);
-        of.weights = (float *)(of.chosen + pairs);
+        of.chosen = (int32_t *)rest;
+        of.weights = rest + pairs;
+        rest += 2 * pairs;
     }
-    if (norm_of(of.connection))
-        each(threads, norm_item, &of, n, FEW);
+    each(threads, norm_item, &of, 3 * n, 3 * FEW);
+    if (experts->shared)
+        mlp_on(threads, experts->shared->gate_up, experts->shared->down, experts->activation, 0, of.rows, n, of.of_all, rest);
     if (experts->routing != GIVEN) {
         each(threads, score_item, &of, experts->number, FEW);
         each(threads, route_item, &of, n, FEW);

@@ -363,7 +363,9 @@ int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x
             REQUIRE(MEMORY, left >= needed);
             AGREE(end_layer(each->ending, each->inputs, each->input_bytes, x, bytes, n, to, rest, needed, wanted));
         } else if (each->experts) {
+            const Shared *shared = each->experts->shared;
             REQUIRE(POINTERS, each->experts->down && each->experts->down[0]);
+            REQUIRE(POINTERS, !shared || (shared->gate_up && shared->down));
             const int64_t needed = experts_floats(each->experts, n);
             REQUIRE(MEMORY, left >= needed);
             AGREE(experts(each->experts, each->connection, x, bytes, n, 0, 0, 0, to, rest, needed, wanted));
