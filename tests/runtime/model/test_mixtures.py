@@ -47,6 +47,8 @@ def test_no_bit_of_a_row_depends_on_the_rows_beside_it(weights: str, tmp_path: P
 
 ROUTED = ("qwen3-moe", "mixtral", "olmoe", "granitemoe", "gpt-oss-sliding", "lfm2-moe")
 """Families whose routers take the largest of a softmax, or of sigmoids."""
+SHARED = ("qwen3.5-moe", "granite-shared-expert", "granite-hybrid-experts", "gemma4-experts")
+"""Variants with an expert that all rows go to."""
 
 
 @pytest.mark.skipif("lfm2-moe" not in VARIANTS, reason="this transformers lacks the family")
@@ -69,17 +71,45 @@ def test_a_router_is_computed_by_our_own_code_only_in_a_known_form(
     assert (None if found is None else found.routing) == form
 
 
-@pytest.mark.parametrize("variant", [each for each in ROUTED if each in VARIANTS])
+@pytest.mark.parametrize("variant", [each for each in (*ROUTED, *SHARED) if each in VARIANTS])
 @torch.inference_mode()
 def test_one_call_computes_what_experts_do_one_by_one(variant: str, tmp_path: Path) -> None:
-    sizes = {"moe_intermediate_size": 64} if variant == "qwen3-moe" else {}
-    block = experts_of(Decoder(quantised_pair(tmp_path, variant, Type.Q8_0, **sizes)[0]), 2)
+    sizes = {"qwen3-moe": {"moe_intermediate_size": 64}, "granite-shared-expert": {"shared_intermediate_size": 64}}
+    model = quantised_pair(tmp_path, variant, Type.Q8_0, **sizes.get(variant, {}))[0]
+    for name, numbers in (*model.named_parameters(), *model.named_buffers()):
+        if name.endswith(("router.scale", "router.per_expert_scale")):
+            numbers.copy_(torch.rand_like(numbers) + 0.5)
+    block = experts_of(Decoder(model), 2)
     assert block._whole is not None
     assert block.native is not None
     x = torch.randn(MOST_BY_ROW + 9, 64)
-    whole = block(x, x)
+    whole = block.native(x, None)
     block._whole = None
     torch.testing.assert_close(whole, block(x, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("variant", "path"),
+    [
+        ("qwen3.5-moe", "mlp.shared_expert_gate"),
+        ("gemma4-experts", "router.proj"),
+        ("gemma4-experts", "post_feedforward_layernorm_1"),
+    ],
+)
+@torch.no_grad()
+def test_a_later_hook_beside_experts_is_followed(variant: str, path: str, tmp_path: Path) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    model = quantised_pair(tmp_path, variant, Type.Q8_0)[0]
+    decoder, ids = Decoder(model), list(range(2, 20))
+    assert decoder.layers[1].mlp.native is not None
+    before = logits_of(decoder, ids)
+    model.model.layers[1].get_submodule(path).register_forward_hook(lambda _m, _i, out: 2 - 3 * out)
+    after = logits_of(decoder, ids)
+    assert decoder.layers[1].mlp.native is None
+    assert not torch.allclose(after, before, atol=1e-3)
+    expected = model(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(after, expected, atol=0.05 * float(expected.abs().max()), rtol=0)
 
 
 @torch.no_grad()
