@@ -105,6 +105,7 @@ class Block:
             "v_norm": self.norms[2],
             "made": self.made,
             "gated": self.gated,
+            "norms_last": random.choice([False, not together]),
             "alternate": random.choice([False, True]),
             "heads": heads,
             "kv_heads": kv_heads,
@@ -184,11 +185,15 @@ class Block:
         gates = None
         if self.gated:
             queries, gates = (each.flatten(1) for each in queries.unflatten(1, (heads, 2, size)).unbind(2))
-        turned = torch.cat([self._heads(queries, self.norms[0]), self._heads(keys, self.norms[1])], 1)
+        first, last = ((None, None), self.norms) if self.parts["norms_last"] else (self.norms, (None, None))
+        turned = torch.cat([self._heads(queries, first[0]), self._heads(keys, first[1])], 1)
         if self.rotation is not None:
             cos, sin = (each[:, : turned.shape[1]] for each in self.rotation)
             turned = rotate(turned, (cos, sin), self.parts["alternate"])
-        queries, keys = turned[:, :heads], turned[:, heads:]
+        queries, keys = (
+            self._heads(each.flatten(1), norm)
+            for each, norm in zip((turned[:, :heads], turned[:, heads:]), last, strict=False)
+        )
         values, mixed, at = self._heads(values, self.norms[2]), list[Tensor](), 0
         for cache, bias, (known, rows) in zip(caches, self.biases, self.pairs(), strict=True):
             own = slice(at, at + rows)

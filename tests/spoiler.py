@@ -18,7 +18,7 @@ from ssd_runtime.weights.native.library import Library
 WRONG = (0, -1, 1, 2**28, 2**31 + 1, 2**62, 2**63 - 1, -(2**63))
 """Numbers that stand in for each number of a call, beside its neighbours."""
 THREADS = (0, -1, -(2**31), 3)
-FREE = ("slots", "own", "format", "routing", "function", "alternate")
+FREE = ("slots", "own", "format", "routing", "function", "alternate", "norms_last")
 """Numbers that nothing else tells: they choose among slots that the pool has, formats of as many bytes, and forms."""
 NAMES = {
     "linear": "weight norm x x_bytes n residual residual_bytes cap y memory floats threads",

@@ -159,7 +159,7 @@ static void attentions(void) {
         const Connection connection = {&norm, 0, 1.0f};
         const Block block = {qkv, weight_of(18, BF16, HIDDEN, HEADS * SIZE), &head_norm, &head_norm,
                              made == 1 ? &head_norm : 0, odd ? drawn(19, HEADS) : 0, 4 * HEADS, 0.125f, odd ? 20.0f : 0.0f, 1,
-                             HEADS, KV, SIZE, made, 0, odd, kv_bits};
+                             HEADS, KV, SIZE, made, 0, made == 1, odd, kv_bits};
         uint32_t seed = 1;
         float *bias = drawn(20, N * SLOTS);
         for (int64_t i = 0; i < N * SLOTS; i++)

@@ -421,7 +421,7 @@ def misfits(own: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "the last weight has a column", attention_with(block, output=any_weight(block.hidden, mixed + 32, own)[0])
     yield "a head's size", attention_with(block, head_dim=8)
     together = RmsNorm(torch.rand(block.kv_heads * block.head_dim), EPSILON)
-    for changes in ({"made": 3}, {"made": -1}, {"made": 1, "gated": False, "k_norm": together}):
+    for changes in ({"made": 3}, {"made": -1}, {"made": 1, "gated": False, "norms_last": False, "k_norm": together}):
         yield "a key-value head has", attention_with(block, **changes)
     yield "the ending of a layer", lambda: projections.ending()(projections.x, projections.inputs[:, 1:])
     yield "the ending of a layer", lambda: projections.ending()(projections.x, None)

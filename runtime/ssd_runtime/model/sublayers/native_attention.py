@@ -39,7 +39,7 @@ class _Block(ctypes.Structure):
         *fields(POINTER, "qkv output q_norm k_norm v_norm sinks"),
         *fields(COUNT, "sink_bytes"),
         *fields(FLOAT, "scale cap"),
-        *fields(COUNT, "projections heads kv_heads head_dim made gated alternate kv_bits"),
+        *fields(COUNT, "projections heads kv_heads head_dim made gated norms_last alternate kv_bits"),
     )
 
 
@@ -68,7 +68,6 @@ class NativeAttention:
             or output is None
             or connection is None
             or about.head_dim not in HEAD_DIMS
-            or family.qk_norm == "rotated"
             or any(norm is not None and norm.rms is None for norm in norms.values())
         ):
             return None
@@ -84,6 +83,7 @@ class NativeAttention:
             scale=layer.scale,
             cap=cap or 0.0,
             gated=family.gated,
+            norms_last=family.qk_norm == "rotated",
             alternate=family.pairs_alternate,
             kv_bits=kv_bits,
             sinks=None if layer.sinks is None else layer.sinks.tensor,
@@ -105,6 +105,7 @@ class NativeAttention:
         made: int = 2,
         cap: float = 0.0,
         gated: bool = False,
+        norms_last: bool = False,
         alternate: bool = False,
         kv_bits: int = 32,
         sinks: Tensor | None = None,
@@ -113,7 +114,7 @@ class NativeAttention:
 
         Of keys and values they have what is `made`: 2, both; 1, keys, which are values before their norm and rotation;
         or 0, where another layer's are read. The norms are those of each head, or of all heads together for queries
-        and keys. If `gated`, every query is followed by the gates of
+        and keys, and come after the rotation if `norms_last`. If `gated`, every query is followed by the gates of
         its head's output, before their sigmoid. A `cap` of 0 is none. Rotations turn neighbours if `alternate`
         (`rotate`). `sinks` [heads] are as for `attend`.
         """
@@ -124,7 +125,7 @@ class NativeAttention:
         sinks = None if sinks is None else sinks.float().contiguous()
         self._parts = tuple(qkv), addresses, output, norms, sinks  # what the structure points to
         projections = ctypes.addressof(addresses)
-        sizes = len(qkv), heads, kv_heads, head_dim, made, int(gated), int(alternate), kv_bits
+        sizes = len(qkv), heads, kv_heads, head_dim, made, int(gated), int(norms_last), int(alternate), kv_bits
         norm_addresses = [None if each is None else each.address for each in norms]
         sink_place = (None, 0) if sinks is None else (sinks.data_ptr(), sinks.nbytes)
         self._block = _Block(projections, output.address, *norm_addresses, *sink_place, scale, cap, *sizes)

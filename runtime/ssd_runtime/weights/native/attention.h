@@ -30,6 +30,7 @@ typedef struct {
     int64_t made; /* Vectors that the weights make for a key-value head: 2, a key and a value; 1, a key that is the value, too,
                      before its norm and rotation; or 0, where the keys and values of another layer are read. */
     int64_t gated;     /* 1 if every query is followed by the gates of its head's output, before their sigmoid; else 0. */
+    int64_t norms_last; /* 1 if queries and keys are normed after their rotation, 0 if before it. */
     int64_t alternate; /* 1 if a rotation turns pairs of neighbours, 0 if pairs half of its width apart. */
     int64_t kv_bits; /* Of a number in the cache: 32, or 8 with a scale in fp32 after those of each slot and head. */
 } Block;
@@ -91,14 +92,18 @@ typedef struct {
     int64_t bytes, width, stride; /* The bytes of each. */
 } Rotation;
 
-/* to = the head, normed and rotated by the angles that begin `at` numbers after the first. */
-static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t at, int64_t alternate, int64_t size,
-                       float *to)
-{
-    float head[MOST_HEAD];
-    const float factor = norm ? norm_factor(x, size, norm->epsilon) : 1.0f;
+/* to = the head, normed unless `norm` is NULL; they may be one. */
+static void norm_head(const float *head, const Norm *norm, int64_t size, float *to) {
+    const float factor = norm ? norm_factor(head, size, norm->epsilon) : 1.0f;
     for (int64_t i = 0; i < size; i++)
-        head[i] = norm ? x[i] * factor * norm->weight[i] : x[i];
+        to[i] = norm ? head[i] * factor * norm->weight[i] : head[i];
+}
+
+/* to = the head, normed and rotated by the angles that begin `at` numbers after the first. */
+static void place_head(const float *x, const Norm *norm, Rotation rotation, int64_t at, const Block *block, float *to) {
+    const int64_t size = block->head_dim, alternate = block->alternate;
+    float head[MOST_HEAD];
+    norm_head(x, block->norms_last ? 0 : norm, size, head);
     const int64_t half = rotation.cos ? rotation.width / 2 : 0;
     const float *cos = rotation.cos + at, *sin = rotation.sin + at;
     for (int64_t i = 0; i < half; i++) {
@@ -108,6 +113,8 @@ static void place_head(const float *x, const Norm *norm, Rotation rotation, int6
     }
     for (int64_t i = 2 * half; i < size; i++)
         to[i] = head[i];
+    if (block->norms_last && norm)
+        norm_head(to, norm, size, to);
 }
 
 /* The slots that a row sees, in order; returns their number. `seen` has room for LANES more. */

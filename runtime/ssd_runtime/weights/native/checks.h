@@ -34,7 +34,7 @@
     RULE(HEADS, "heads are a multiple of key-value heads")                                                 \
     RULE(HEAD_DIM, "a head's size is 16, 32, 64, 80, 96, 128, 256 or 512")                                 \
     RULE(KV_BITS, "a number of keys and values has 8 or 32 bits")                                          \
-    RULE(FORM, "queries have gates or none, and a rotation turns pairs of neighbours or of halves")        \
+    RULE(FORM, "queries have gates or none; a rotation turns pairs of neighbours or of halves, before norms or after them")        \
     RULE(HEAD_NORMS, "norms of queries and keys have a number for each of a head, or of all heads together")\
     RULE(MADE, "a key-value head has a key and a value, a key that is both and is normed by head, or another layer's")\
     RULE(SINKS, "sinks have a score for each head")                                                        \
@@ -232,17 +232,23 @@ static int check_projections(const Weight *const *weights, int64_t number, int64
     return AGREED;
 }
 
+static int is_flag(int64_t number) {
+    return number == 0 || number == 1;
+}
+
 static int check_block(const Block *block) {
     REQUIRE(POINTERS, block && block->qkv);
     REQUIRE(HEADS, within(block->kv_heads, 1) && within(block->heads, 1) && block->heads % block->kv_heads == 0);
     REQUIRE(HEAD_DIM, has_kernel(block->head_dim));
     REQUIRE(KV_BITS, block->kv_bits == 8 || block->kv_bits == 32);
     REQUIRE(SINKS, !block->sinks || block->sink_bytes == 4 * block->heads);
-    REQUIRE(FORM, (block->gated == 0 || block->gated == 1) && (block->alternate == 0 || block->alternate == 1));
+    REQUIRE(FORM, is_flag(block->gated) && is_flag(block->alternate) && is_flag(block->norms_last));
     REQUIRE(HEAD_NORMS, fits_heads(block->q_norm, block, block->heads) && fits_heads(block->k_norm, block, block->kv_heads));
     REQUIRE(HEAD_NORMS, fits(block->v_norm, block->head_dim));
     REQUIRE(MADE, block->made >= 0 && block->made <= 2);
     REQUIRE(MADE, block->made == 2 || !block->k_norm || of_head(block->k_norm, block));
+    REQUIRE(HEAD_NORMS, !block->norms_last || !block->q_norm || of_head(block->q_norm, block));
+    REQUIRE(HEAD_NORMS, !block->norms_last || !block->k_norm || of_head(block->k_norm, block));
     AGREE(check_projections(block->qkv, block->projections, 3, columns_of(block)));
     AGREE(check_weight(block->output));
     REQUIRE(MIXED, block->output->in == block->heads * block->head_dim);

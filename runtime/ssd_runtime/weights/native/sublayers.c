@@ -185,7 +185,7 @@ static void place_item(const void *about, int64_t item, int worker) {
     float *queries = of->qkv + row * columns_of(block);
     if (head < heads) {
         float *query = queries + head * size * (1 + block->gated);
-        place_head(query, of_head(block->q_norm, block), of->rotation, angles, block->alternate, size, query);
+        place_head(query, of_head(block->q_norm, block), of->rotation, angles, block, query);
         return;
     }
     const int is_key = head < heads + kv_heads;
@@ -196,10 +196,9 @@ static void place_item(const void *about, int64_t item, int worker) {
                               : segment->values + (head - heads - kv_heads) * segment->stride);
     float numbers[MOST_HEAD], *to = block->kv_bits == 8 ? numbers : (float *)slot;
     if (is_key)
-        place_head(from, of_head(block->k_norm, block), of->rotation, angles + heads * of->rotation.width, block->alternate,
-                   size, to);
+        place_head(from, of_head(block->k_norm, block), of->rotation, angles + heads * of->rotation.width, block, to);
     else
-        place_head(from, block->v_norm, still, 0, 0, size, to);
+        place_head(from, block->v_norm, still, 0, block, to);
     if (block->kv_bits == 8)
         store_slot(slot, to, size);
 }
