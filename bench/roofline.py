@@ -178,7 +178,9 @@ def held_bytes(model: nn.Module) -> dict[str, int]:
     config = of.config
     family, layers = family_of(config), of.model.layers
     used = int(getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 0)
-    mlps = sum(_matrices(getattr(layer, family.mlp), used) for layer in layers)
+    blocks = [family.mlp, *(("experts", family.router) if family.beside else ())]
+    found = (getattr(layer, str(name), None) for layer in layers for name in blocks)
+    mlps = sum(_matrices(block, used) for block in found if block is not None)
     every = sum(_matrices(layer, used) for layer in layers)
     return {"MLP": mlps, "mixers": every - mlps, "head": _matrices(of.lm_head)}
 
