@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, rms_norm, silu
 
-from ssd_runtime.model.batch.rotary import Rotation, rotate
+from ssd_runtime.model.batch.rotary import Rotation, by_heads, rotate
 from ssd_runtime.model.cache.kv_cache import dequantised_slots, quantised_slots
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.weights.kernels.kernel import Connection, RmsNorm, capped
@@ -123,10 +123,7 @@ class Block:
         ]
         self.biases = [random.choice([None, self.bias(*pair)]) for pair in self.pairs()]
         width = random.choice([self.head_dim, self.head_dim // 2])
-        angles = torch.rand(sum(self.rows), 2, width)
-        # The code reads the angles of the first head of queries and of the first of keys.
-        placed = 2 * kv_heads if self.made else 0
-        self.angles = torch.cat([angles[:, :1].expand(-1, heads, -1), angles[:, 1:].expand(-1, placed, -1)], 1)
+        self.angles = torch.rand(sum(self.rows), random.choice([1, 2]), width)
         self.rotation: Rotation | None = random.choice(
             [None, (self.angles.cos().contiguous(), self.angles.sin().contiguous())]
         )
@@ -188,8 +185,8 @@ class Block:
         first, last = ((None, None), self.norms) if self.parts["norms_last"] else (self.norms, (None, None))
         turned = torch.cat([self._heads(queries, first[0]), self._heads(keys, first[1])], 1)
         if self.rotation is not None:
-            cos, sin = (each[:, : turned.shape[1]] for each in self.rotation)
-            turned = rotate(turned, (cos, sin), self.parts["alternate"])
+            cos, sin = by_heads(self.rotation, heads, keys.shape[1] // size)
+            turned = rotate(turned, (cos[:, : turned.shape[1]], sin[:, : turned.shape[1]]), self.parts["alternate"])
         queries, keys = (
             self._heads(each.flatten(1), norm)
             for each, norm in zip((turned[:, :heads], turned[:, heads:]), last, strict=False)

@@ -25,7 +25,7 @@ NAMES = {
     "mlp": "weight down activation connection x x_bytes n y memory floats threads",
     "end_layer": "ending inputs input_bytes x x_bytes n y memory floats threads",
     "experts": "experts connection x x_bytes n chosen weights choice_bytes y memory floats threads",
-    "attention": "block connection segments count cos sin bytes width stride x x_bytes n longest y memory floats "
+    "attention": "block connection segments count cos sin bytes width vectors x x_bytes n longest y memory floats "
     "threads",
     "mixer": "mixing connection continuations count x x_bytes n residual residual_bytes y memory floats threads",
     "recur": "recurrence window window_bytes state state_bytes next after x x_bytes n y memory floats threads",

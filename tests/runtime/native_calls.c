@@ -152,7 +152,7 @@ static void mixtures(void) {
 static void attentions(void) {
     enum { HEADS = 4, KV = 2, SIZE = 64, SLOTS = 150, N = 5, WIDTH = 64 };
     for (int kind = 0; kind < 6; kind++) { /* 8-bit keys from 2 on, two not made at 4; with sinks, a cap and a bias where odd */
-        const int64_t kv_bits = kind < 2 ? 32 : 8, made = kind == 4 ? 0 : kind == 5 ? 1 : 2, placed = HEADS + (made ? 2 * KV : 0);
+        const int64_t kv_bits = kind < 2 ? 32 : 8, made = kind == 4 ? 0 : kind == 5 ? 1 : 2;
         const int64_t slot = kv_bits == 8 ? SIZE + 4 : 4 * SIZE, odd = kind % 2;
         const Weight *qkv[] = {weight_of(15, Q8_0, (HEADS + made * KV) * SIZE, HIDDEN)};
         const Norm norm = {drawn(16, HIDDEN), 4 * HIDDEN, 1e-5f}, head_norm = {drawn(17, SIZE), 4 * SIZE, 1e-5f};
@@ -173,12 +173,12 @@ static void attentions(void) {
         }
         const Segment segment = {keys, values, KV * SLOTS * slot, SLOTS, SLOTS * slot, N, SLOTS, SLOTS - N, odd ? bias : 0,
                                  odd ? SLOTS : 0, odd ? 4 * N * SLOTS : 0};
-        const int64_t angles = placed * WIDTH, columns = (HEADS + made * KV) * SIZE, longest = SLOTS + 16;
+        const int64_t angles = 2 * WIDTH, columns = (HEADS + made * KV) * SIZE, longest = SLOTS + 16;
         const int64_t floats = N * (columns + HEADS * SIZE) + floats_of(qkv[0], N) + floats_of(block.output, N)
                                + 2 * N * HEADS / KV * longest * THREADS_USED;
         float *y = room(4 * N * HIDDEN);
         const float *cos = drawn(23, N * angles), *sin = drawn(24, N * angles), *x = drawn(25, N * HIDDEN);
-        const int refused = attention(&block, &connection, &segment, 1, cos, sin, 4 * N * angles, WIDTH, angles, x,
+        const int refused = attention(&block, &connection, &segment, 1, cos, sin, 4 * N * angles, WIDTH, 2, x,
                                       4 * N * HIDDEN, N, longest, y, room(4 * floats), floats, THREADS_USED);
         print("attention", kind, refused, y, N * HIDDEN);
         print_bytes("slots", kind, refused, (uint8_t *)keys, KV * SLOTS * slot);

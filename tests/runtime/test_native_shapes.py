@@ -574,7 +574,7 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], tuple[Tensor, An
     # Without norms before them, products of gate and up overflow after a few.
     parts += [NativeSubLayer(0, 0, each, any_connection(block.hidden, is_normed=True)) for each in (mlp, experts)]
     gate, after = any_weight(inner, block.hidden, own)[0], RmsNorm(torch.rand(block.hidden), EPSILON)
-    for injected in (None, Injected(gate, mlp.down, any_activation(), after)):
+    for injected in (None, Injected(gate, mlp.down, Activation(Function.CLAMPED, 1.7, 5.0), after)):
         parts.append(NativeSubLayer(0, 0, NativeEnding(block.hidden, 0.7, injected)))
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
     for segment in batch.sequences:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ssd_runtime.model.batch.rotary import Rotation, joined, repeated
+from ssd_runtime.model.batch.rotary import Rotation, by_heads, joined, repeated
 from ssd_runtime.model.cache.kv_cache import KVCache
 
 
@@ -18,8 +18,7 @@ class LayerView:
 
     `bias` hides the keys among these that a row does not see (`builder.bias_of`); None if every row sees them all.
     It is [rows, 1, 1, keys] if attention runs row by row.
-    `rotation` has a row per head of queries, keys and values. For value heads it is the identity, so that one operation
-    rotates queries, keys and values. It is None in layers without a rotation.
+    `rotation` is None in layers without one.
     """
 
     rotation: Rotation | None
@@ -124,6 +123,7 @@ class Batch:
     sequences: tuple[Segment, ...] | None
     """The segments, if all are rows of sequences in slots that the host knows; None otherwise."""
     _copies: dict[torch.device, Batch] = field(default_factory=dict, repr=False, compare=False)
+    _turns: dict[tuple[int, int], Rotation] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, segments: Sequence[Segment | Variants]) -> Batch:
@@ -140,6 +140,14 @@ class Batch:
     def rows(self) -> int:
         """Number of rows of all segments."""
         return sum(segment.rows for segment in self.segments)
+
+    def turns(self, kind: int, heads: int, kept: int) -> Rotation | None:
+        """The rotation of a layer kind by heads of queries, and of `kept` keys and values (`by_heads`), made once."""
+        if (rotation := self.rotations[kind]) is None:
+            return None
+        if (kind, kept) not in self._turns:
+            self._turns[kind, kept] = by_heads(rotation, heads, kept)
+        return self._turns[kind, kept]
 
     def on(self, device: torch.device) -> Batch:
         """A copy of the batch for layers on `device`, made once."""

@@ -134,26 +134,14 @@ class BatchBuilder:
 
     def _rotations(self, positions: Tensor | slice, end: int, long: bool) -> dict[LayerKind, Rotation]:
         """The rotations of rows at `positions`, all below `end`, of the layer kinds that have one."""
-        # One rotation of queries, keys and values takes two operations per layer fewer than one without the values.
         factors = self._query_factors(positions, end)
-        made: dict[tuple[str, int], Rotation] = {}
-        found: dict[LayerKind, Rotation] = {}
-        for kind in self.kinds:
-            if kind.rope is None:
-                continue
-            kept = 0 if kind.shares else kind.kv_heads
-            if (kind.rope, kept) not in made:
-                cos, sin = self.tables[kind.rope].rows(positions, end, long)
-                unit, zero = torch.ones_like(cos), torch.zeros_like(sin)
-                turned = self.heads + kept
-                turning = torch.cat([cos.expand(-1, turned, -1), unit.expand(-1, kept, -1)], 1)
-                crossing = torch.cat([sin.expand(-1, turned, -1), zero.expand(-1, kept, -1)], 1)
-                if factors is not None:  # a rotation may stretch, too
-                    for each in (turning, crossing):
-                        each[:, : self.heads] *= factors
-                made[kind.rope, kept] = turning, crossing
-            found[kind] = made[kind.rope, kept]
-        return found
+        made: dict[str, Rotation] = {}
+        for rope in {kind.rope for kind in self.kinds if kind.rope is not None}:
+            cos, sin = self.tables[rope].rows(positions, end, long)
+            if factors is not None:  # a rotation may stretch, too
+                cos, sin = (torch.cat([each * factors, each], 1) for each in (cos, sin))
+            made[rope] = cos, sin
+        return {kind: made[kind.rope] for kind in self.kinds if kind.rope is not None}
 
     def _query_factors(self, positions: Tensor | slice, end: int) -> Tensor | None:
         """The factors [n, 1, 1] of queries at `positions`, all below `end`; None if all are 1."""

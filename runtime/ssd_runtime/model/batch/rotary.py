@@ -14,7 +14,7 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import LONGROPE, rope_types
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and signed sin of some rows, each [n, 1, rotated part of a head]."""
+"""cos and signed sin of some rows, each [n, 1, rotated part of a head], or [n, 2, …] of queries and of keys."""
 
 
 class RotaryTable:
@@ -107,6 +107,19 @@ def joined(rotations: Sequence[Rotation | None]) -> Rotation | None:
         return first
     cos, sin = zip(*(each for each in rotations if each is not None), strict=True)
     return torch.cat(cos), torch.cat(sin)
+
+
+def by_heads(rotation: Rotation, heads: int, kept: int) -> Rotation:
+    """The rotation [n, heads + 2 kept, width] of queries, keys and values.
+
+    It turns no values: one for all three takes two operations per layer fewer than one without values.
+    """
+    cos, sin = rotation
+    queries, keys = (cos[:, :1], sin[:, :1]), (cos[:, -1:], sin[:, -1:])
+    unturned = torch.ones_like(keys[0]), torch.zeros_like(keys[1])
+    parts = zip(queries, keys, unturned, strict=True)
+    whole = [torch.cat([q.expand(-1, heads, -1), *(e.expand(-1, kept, -1) for e in (k, v))], 1) for q, k, v in parts]
+    return whole[0], whole[1]
 
 
 def repeated(rotation: Rotation | None, times: int) -> Rotation | None:

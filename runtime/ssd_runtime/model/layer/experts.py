@@ -81,9 +81,9 @@ class Experts:
         """The block with its router as one call of our own code; None if that does not serve all of it."""
 
     @property
-    def activation_hooked(self) -> bool:
-        """Whether a call of the activation of all rows' expert runs more than itself; others with hooks are refused."""
-        return self._shared is not None and self._shared.activation_hooked
+    def activations(self) -> tuple[LayerActivation, ...]:
+        """The activation of all rows' expert, which may get hooks; other experts with hooks are refused."""
+        return () if self._shared is None else self._shared.activations
 
     def __call__(self, x: Tensor, states: Tensor) -> Tensor:
         """The block's output [n, hidden] for normed rows `x` [n, hidden], which are `states` before their norm."""

@@ -17,7 +17,7 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import LayerKind, key_owners, layer_kinds, setting
 from ssd_runtime.model.layer.experts import Experts
 from ssd_runtime.model.layer.layer_inputs import Injection, input_width
-from ssd_runtime.model.layer.mlp import Mlp
+from ssd_runtime.model.layer.mlp import LayerActivation, Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import Mixer
 from ssd_runtime.weights.kernels.kernel import Connection
@@ -217,9 +217,9 @@ class Layer:
         return NativeEnding(native[0].hidden, factor, injected)
 
     @property
-    def activation_hooked(self) -> bool:
-        """Whether a call of an activation of the MLP sub-layer runs more than itself."""
-        return self.mlp.activation_hooked or (self.injection is not None and self.injection.activation.hooked)
+    def activations(self) -> tuple[LayerActivation, ...]:
+        """The activations of the MLP sub-layer, which may get hooks at any time."""
+        return self.mlp.activations + (() if self.injection is None else (self.injection.activation,))
 
     @property
     def attention_connection(self) -> Connection | None:

@@ -98,9 +98,9 @@ class Mlp:
         return self.joined_by(None if self.activation is None or self.gated is not None else self.activation.native)
 
     @property
-    def activation_hooked(self) -> bool:
-        """Whether a call of the activation runs more than itself."""
-        return self.activation is not None and self.activation.hooked
+    def activations(self) -> tuple[LayerActivation, ...]:
+        """Its activation, if it has one."""
+        return () if self.activation is None else (self.activation,)
 
     def linears(self) -> tuple[Linear, ...]:
         """The projections but light copies."""

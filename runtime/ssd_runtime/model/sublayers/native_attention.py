@@ -200,4 +200,4 @@ def angles(rotation: Rotation | None) -> tuple[int | None, int | None, int, int,
     if rotation is None:
         return None, None, 0, 0, 0
     cos, sin = rotation
-    return cos.data_ptr(), sin.data_ptr(), cos.nbytes, cos.shape[-1], cos.stride(0)
+    return cos.data_ptr(), sin.data_ptr(), cos.nbytes, cos.shape[-1], cos.shape[1]

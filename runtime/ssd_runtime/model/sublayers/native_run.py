@@ -28,10 +28,13 @@ from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.native.library import COUNT, POINTER, fields
 
 
+class _Sight(ctypes.Structure):
+    _fields_ = (*fields(POINTER, "cos sin"), *fields(COUNT, "bytes width vectors longest"))
+
+
 class _SubLayer(ctypes.Structure):
     _fields_ = (
-        *fields(POINTER, "block segments cos sin"),
-        *fields(COUNT, "angle_bytes width stride longest"),
+        *fields(POINTER, "block segments sight"),
         *fields(POINTER, "gate_up down activation experts mixing continuations"),
         *fields(COUNT, "continued"),
         *fields(POINTER, "ending inputs"),
@@ -111,6 +114,9 @@ class NativeRun:
         self._blocks = tuple(blocks.values())
         mlps = {(type(part.mlp), part.mlp.sizes): part.mlp for part in parts if part.mlp is not None}
         self._mlps = tuple(mlps.values())
+        self._sights = {kind: _Sight() for kind, _ in self._blocks}
+        for step, _, kind in self._attentions:
+            step.sight = ctypes.addressof(self._sights[kind])
         self._mixing_floats = max((mixing.row_floats for _, _, mixing in self._mixings), default=0)
 
     def serves(self, batch: Batch) -> bool:
@@ -128,13 +134,15 @@ class NativeRun:
         assert sequences is not None
         x = x.contiguous()
         n, threads = x.shape[0], torch.get_num_threads()
-        seen = {kind: (longest_of(sequences, kind), *angles(batch.rotations[kind])) for kind, _ in self._blocks}
-        described = {kind: [described_rows(segment, kind) for segment in sequences] for kind in seen}
+        longest = {kind: longest_of(sequences, kind) for kind in self._sights}
+        described = {kind: [described_rows(segment, kind) for segment in sequences] for kind in longest}
+        for kind, sight in self._sights.items():
+            sight.cos, sight.sin, sight.bytes, sight.width, sight.vectors = angles(batch.rotations[kind])
+            sight.longest = longest[kind]
         places = (SegmentPlace * (len(self._attentions) * len(sequences)))()
         first, each, at = ctypes.addressof(places), ctypes.sizeof(SegmentPlace), 0
         for step, layer, kind in self._attentions:
             step.segments = first + at * each
-            step.longest, step.cos, step.sin, step.angle_bytes, step.width, step.stride = seen[kind]
             for segment, rows in zip(sequences, described[kind], strict=True):
                 places[at] = rows
                 locate(places[at], segment, kind, layer)
@@ -147,7 +155,7 @@ class NativeRun:
             assert inputs is not None, "a layer with an injection has inputs"
             step.input_bytes = n * width * inputs.itemsize
             step.inputs = inputs[layer].data_ptr()
-        size = max((block.floats(n, seen[kind][0], threads) for kind, block in self._blocks), default=0)
+        size = max((block.floats(n, longest[kind], threads) for kind, block in self._blocks), default=0)
         size = 2 * x.numel() + max(size, n * self._mixing_floats, *(mlp.floats(n) for mlp in self._mlps), 0)
         y = found.write(
             torch.empty_like(x),

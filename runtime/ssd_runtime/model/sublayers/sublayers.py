@@ -16,6 +16,7 @@ from ssd_runtime.model.family.families import max_context
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.model.layer.layer_inputs import LayerInputs
+from ssd_runtime.model.layer.mlp import LayerActivation
 from ssd_runtime.model.sublayers.mixing import mix
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.model.sublayers.native_mixing import NativeMixing, continues
@@ -122,8 +123,9 @@ class SubLayers:
             # Rows run one by one then, and a lone one as two.
             self._native = {bits: [None] * len(self.layers) for bits in self._forms}
             self._mixing = {bits: [None] * len(self.layers) for bits in self._forms}
-        self._runs: dict[tuple[tuple[int, int | None], ...], NativeRun | None] = {}
-        """Latest selections that `run` was given, as our own code runs them; None if it does not serve all."""
+        self._runs: dict[tuple[tuple[int, int | None], ...], tuple[NativeRun, list[LayerActivation]] | None] = {}
+        """Latest selections that `run` was given, as our own code runs them, and the activations within; None if it
+        does not serve all."""
         self._whole = {
             bits: [parts for layer in range(len(self.layers)) for parts in self._native_sublayers(layer, bits)]
             for bits in self._forms
@@ -184,7 +186,7 @@ class SubLayers:
         native = self._native[bits][layer]
         if native is not None and batch.sequences is not None:
             return native(parts.keys, parts.kind, x, batch.sequences, batch.rotations[parts.kind])
-        queries, new, gates = self._attending.project(parts, x, batch.rotations[parts.kind])
+        queries, new, gates = self._attending.project(parts, x, batch)
         mixed = self._attending.mixed(layer, queries, new, batch)
         return parts.add_attention(x, mixed if gates is None else mixed * gates.sigmoid())
 
@@ -195,7 +197,7 @@ class SubLayers:
             self._write(layer, x, batch)
 
     def _write(self, layer: int, x: Tensor, batch: Batch) -> None:
-        _, new, _ = self._attending.project(self.layers[layer], x, batch.rotations[self.layers[layer].kind])
+        _, new, _ = self._attending.project(self.layers[layer], x, batch)
         sizes = [segment.rows for segment in batch.segments]
         for own, segment in zip(new[: batch.rows].split(sizes), batch.segments, strict=True):
             if isinstance(segment, Segment):
@@ -260,11 +262,11 @@ class SubLayers:
             parts = [part for found in served if found is not None for part in found]
             if len(self._runs) == MOST_RUNS:
                 self._runs.clear()
-            self._runs[wanted] = NativeRun(parts) if parts and None not in served else None
-        if (found := self._runs[wanted]) is None:
-            return None
-        layers = (self.layers[index // 2] for index, bits in wanted if bits is not None and index % 2)
-        return None if any(layer.activation_hooked for layer in layers) else found
+            layers = [self.layers[index // 2] for index, bits in wanted if bits is not None and index % 2]
+            within = [activation for layer in layers for activation in layer.activations]
+            self._runs[wanted] = (NativeRun(parts), within) if parts and None not in served else None
+        run, activations = self._runs[wanted] or (None, [])
+        return None if any(activation.hooked for activation in activations) else run
 
     def _native_skipped(self, index: int) -> Sequence[NativeSubLayer] | None:
         """A skipped sub-layer as our own code runs it; None for attention that still writes keys."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ssd_runtime.model.batch.batch import Batch, Segment, Variants
-from ssd_runtime.model.batch.rotary import Rotation, rotate
+from ssd_runtime.model.batch.rotary import rotate
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.model.sublayers.attention import attend, attend_apart, attend_by_row
@@ -26,13 +26,14 @@ class TorchAttention:
     alike: bool
     """Whether a lone row is attended as two, which rounds it as other rows are."""
 
-    def project(self, parts: Layer, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def project(self, parts: Layer, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Normed and rotated queries [n, heads, head_dim] of `x`, and keys with values [n, 2 * kv_heads, head_dim].
 
         There are no keys with values in layers that read another's. The gates [n, heads * head_dim] of attention's
         output follow, before their sigmoid; None in most families.
         """
         heads = self.heads
+        rotation = batch.turns(parts.kind, heads, 0 if parts.about.shares else parts.about.kv_heads)
         qkv = parts.qkv_of(x).view(x.shape[0], -1, parts.about.head_dim)
         gates = None
         if self.family.gated:  # a head's query and gate are neighbours

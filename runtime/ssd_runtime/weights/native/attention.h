@@ -85,11 +85,11 @@ static void store_slot(char *slot, const float *head, int64_t size) {
     memcpy(slot + size, &scale, sizeof scale);
 }
 
-/* cos and signed sin, [rows][heads][width] with rows `stride` floats apart; those of the first head serve all of queries,
- * those of the first head of keys all of keys. NULL for layers without a rotation. */
+/* cos and signed sin of rows, [rows][vectors][width]: one vector for queries and keys, or one of either. NULL for layers
+ * without a rotation. */
 typedef struct {
     const float *cos, *sin;
-    int64_t bytes, width, stride; /* The bytes of each. */
+    int64_t bytes, width, vectors; /* The bytes of each. */
 } Rotation;
 
 /* to = the head, normed unless `norm` is NULL; they may be one. */

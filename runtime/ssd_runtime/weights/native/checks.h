@@ -43,7 +43,7 @@
     RULE(MIXED, "the last weight has a column for each value of all heads")                                \
     RULE(ORDER, "an order of mixed values has a place for each column of the last weight, among these")    \
     RULE(ROTATION, "a rotation has n rows in fp32, of cos and of sin")                                     \
-    RULE(ANGLES, "a rotation's row has an even number of angles for every head, at most a head's size")    \
+    RULE(ANGLES, "a rotation's row has an even number of angles for queries and keys, at most a head's size") \
     RULE(SEGMENTS, "each sequence has a row or more, and all together have n")                             \
     RULE(SLOTS, "rows see slots of the pool alone, one or more")                                           \
     RULE(OWN, "rows write their keys and values to slots of the pool alone")                               \
@@ -283,12 +283,12 @@ static int check_segments(const Segment *segments, int64_t count, const Block *b
 }
 
 static int check_rotation(Rotation rotation, const Block *block, int64_t n) {
-    if (!rotation.cos && !rotation.sin && !rotation.width && !rotation.stride)
+    if (!rotation.cos && !rotation.sin && !rotation.width && !rotation.vectors)
         return AGREED;
     REQUIRE(ROTATION, rotation.cos && rotation.sin);
     REQUIRE(ANGLES, rotation.width >= 2 && rotation.width <= block->head_dim && rotation.width % 2 == 0);
-    REQUIRE(ANGLES, rotation.stride == placed_by(block) * rotation.width);
-    REQUIRE(ROTATION, rotation.bytes == 4 * n * rotation.stride);
+    REQUIRE(ANGLES, rotation.vectors == 1 || rotation.vectors == 2);
+    REQUIRE(ROTATION, rotation.bytes == 4 * n * rotation.vectors * rotation.width);
     return AGREED;
 }
 

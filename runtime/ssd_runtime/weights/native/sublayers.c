@@ -177,7 +177,7 @@ static void place_item(const void *about, int64_t item, int worker) {
     const int64_t heads = block->heads, kv_heads = block->kv_heads, size = block->head_dim;
     const int64_t all = placed_by(block), row = item / all, head = item % all;
     const Rotation still = {0, 0, 0, 0, 0};
-    const int64_t angles = row * of->rotation.stride;
+    const int64_t vectors = of->rotation.vectors, width = of->rotation.width, angles = row * vectors * width;
     int64_t first = 0;
     (void)worker;
     while (row - first >= segment->rows)
@@ -196,7 +196,7 @@ static void place_item(const void *about, int64_t item, int worker) {
                               : segment->values + (head - heads - kv_heads) * segment->stride);
     float numbers[MOST_HEAD], *to = block->kv_bits == 8 ? numbers : (float *)slot;
     if (is_key)
-        place_head(from, of_head(block->k_norm, block), of->rotation, angles + heads * of->rotation.width, block, to);
+        place_head(from, of_head(block->k_norm, block), of->rotation, angles + (vectors - 1) * width, block, to);
     else
         place_head(from, block->v_norm, still, 0, block, to);
     if (block->kv_bits == 8)
@@ -268,10 +268,10 @@ static void attention_on(Threads threads, const Attending *of, const Connection 
  * per thread, the scores and slots of the queries that are attended together, `longest` each. That is the largest number
  * of slots plus 16. */
 int attention(const Block *block, const Connection *connection, const Segment *segments, int64_t count, const float *cos,
-              const float *sin, int64_t bytes, int64_t width, int64_t stride, const float *x, int64_t x_bytes, int64_t n,
+              const float *sin, int64_t bytes, int64_t width, int64_t vectors, const float *x, int64_t x_bytes, int64_t n,
               int64_t longest, float *y, float *memory, int64_t floats, int wanted)
 {
-    const Rotation rotation = {cos, sin, bytes, width, stride};
+    const Rotation rotation = {cos, sin, bytes, width, vectors};
     AGREE(check_block(block));
     AGREE(check_rows(x, x_bytes, n, block->qkv[0]->in, y, memory, wanted));
     AGREE(check_connection(connection, block->qkv[0]->in));
@@ -291,13 +291,18 @@ int attention(const Block *block, const Connection *connection, const Segment *s
     return AGREED;
 }
 
+/* What rows see in the layers of a kind. */
+typedef struct {
+    Rotation rotation;
+    int64_t longest; /* As `attention` has it. */
+} Sight;
+
 /* A part of a run: an attention block, another mixer or both side by side, experts, the ending of a layer, or an MLP where
  * all of these are NULL. */
 typedef struct {
     const Block *block;
     const Segment *segments; /* The keys and values of its layer, of all sequences. */
-    Rotation rotation;
-    int64_t longest;
+    const Sight *sight;
     const Weight *gate_up, *down;
     const Activation *activation; /* Of gate and up. */
     const Experts *experts;
@@ -343,11 +348,12 @@ int run(const SubLayer *sublayers, int64_t number, int64_t count, const float *x
     const int64_t left = floats - bytes / 2;
     for (int64_t i = 0; i < number; i++) {
         const SubLayer *each = &sublayers[i];
-        const Rotation by = each->rotation;
         float *to = (number - i) % 2 ? y : memory;
         if (each->block) {
+            REQUIRE(POINTERS, each->sight);
+            const Rotation by = each->sight->rotation;
             AGREE(attention(each->block, each->connection, each->segments, count, by.cos, by.sin, by.bytes, by.width,
-                            by.stride, x, bytes, n, each->longest, each->mixing ? beside : to, rest, left, wanted));
+                            by.vectors, x, bytes, n, each->sight->longest, each->mixing ? beside : to, rest, left, wanted));
         }
         if (each->mixing) {
             REQUIRE(POINTERS, each->mixing->inputs && each->mixing->inputs[0]);
