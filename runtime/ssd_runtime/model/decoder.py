@@ -80,7 +80,7 @@ class Decoder:
             self.mtp = None if ahead is None else Mtp(ahead, layers[-1], self.family, self.packed)
             """The model's own layer for drafts; None without one."""
             output = Linear(model, ("lm_head",), self.packed)
-            self.projections = Projections(self.layers, output, self._inputs)
+            self.projections = Projections(self.layers, output, self._inputs, self.mtp)
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers, self.packed)
             like = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -192,8 +192,9 @@ class Decoder:
         return f"kernels: {self.kernels}; copies of weights in their layout take {gib(self.packed.used)}"
 
     def _choose_threads(self) -> None:
-        """Run steps on threads of our own if no other code has a part in them; an MTP layer's run on torch's."""
-        whole = self.sublayers.are_whole and bool(self.projections.head.natives) and self.mtp is None
+        """Run steps on threads of our own if no other code has a part in them, nor in those of an MTP layer."""
+        whole = self.sublayers.are_whole and bool(self.projections.head.natives)
+        whole = whole and (self.mtp is None or self.mtp.is_native)
         self._own_threads = library() if whole else None
         self.projections.use_own_threads(whole)
 
@@ -284,7 +285,9 @@ class Decoder:
         """
         assert self.mtp is not None, "the model has no such layer"
         with self.lock:
-            x = self.mtp.joined(embedded, states)
+            with self.beside_steps():
+                normed = self.mtp.normed(embedded, states)
+            x = self.mtp.joined(normed)
             if keys_alone:
                 self.sublayers.write(self.shape.num_layers, x, batch)
                 return x

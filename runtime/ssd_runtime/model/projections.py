@@ -12,6 +12,7 @@ from torch import nn
 from ssd_profiles.mask import BITS, SubLayerPlan
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.model.layer.layer_inputs import LayerInputs
+from ssd_runtime.model.layer.mtp import Mtp
 from ssd_runtime.weights.draft_bits import DraftBits
 from ssd_runtime.weights.kernels.native import Native, use_huge_pages
 from ssd_runtime.weights.linear import ALWAYS, Linear, PackedMemory, named
@@ -24,8 +25,12 @@ more than a step, so with more bytes even drafts that are always right gain noth
 class Projections:
     """All projections of a decoder, in the order of its sub-layers; the head's follows, then that of `inputs`."""
 
-    def __init__(self, layers: Sequence[Layer], head: Linear, inputs: LayerInputs | None = None) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], head: Linear, inputs: LayerInputs | None = None, ahead: Mtp | None = None
+    ) -> None:
+        """Those of `ahead` are no part of a step, but share its threads and its huge pages."""
         self._layers = layers
+        self._ahead = () if ahead is None else ahead.linears()
         self.head = head
         self._others = () if inputs is None else (inputs.projection,)
         self._serves: tuple[bool, ...] = ALWAYS
@@ -107,7 +112,7 @@ class Projections:
     def _natives(self) -> Iterator[Native]:
         """Our own kernels of the model's weights and of light copies."""
         copies = (kernel for linear in self for copy in linear.copies.values() for kernel in copy.kernels)
-        kernels = chain((native for linear in self for native in linear.natives), copies)
+        kernels = chain((native for linear in (*self, *self._ahead) for native in linear.natives), copies)
         return (kernel for kernel in kernels if isinstance(kernel, Native))
 
     def serve(self, rows: Sequence[bool]) -> None:

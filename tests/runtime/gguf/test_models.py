@@ -26,7 +26,7 @@ from ssd_runtime.planning.plan import ConstantPlanner, PlainPlanner, Plan
 from ssd_runtime.sequence.session import Session
 from ssd_runtime.weights.gguf.index import GgufIndex
 from ssd_runtime.weights.packed_linear import PackedLinear
-from tests.gguf_files import EXPONENTS, GEMMA4, HYBRID_SIZES, MERGED, SCALES, SIZES, save_gguf, written
+from tests.gguf_files import DELTA_NETS, EXPONENTS, GEMMA4, HYBRID_SIZES, MERGED, SCALES, SIZES, save_gguf, written
 from tests.models import VARIANTS, tiny_model
 from tests.mtp import MTP_VARIANTS, Noting, expected, with_mtp
 from tests.runtime.gguf.vocabularies import CONTROL, UNUSED, byte_level, with_tokens
@@ -215,10 +215,16 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     torch.testing.assert_close(dense_model(index, gguf_config(index))(IDS).logits, truth(IDS).logits)
 
 
-@pytest.mark.parametrize("variant", MTP_VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "sizes", "whole"),
+    [(name, HYBRID_SIZES[name], name == "qwen3.5-moe") for name in MTP_VARIANTS]
+    + [(name, DELTA_NETS, True) for name in MTP_VARIANTS if name == "qwen3.5"],
+)
 @torch.inference_mode()
-def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: Path, variant: str) -> None:
-    truth = with_mtp(variant, seed=2, agreeing=True, **SIZES, **HYBRID_SIZES[variant])
+def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(
+    tmp_path: Path, variant: str, sizes: dict[str, Any], whole: bool
+) -> None:
+    truth = with_mtp(variant, seed=2, agreeing=True, **SIZES, **sizes)
     index = written(tmp_path, truth, Type.Q8_0)
     dense = dense_model(index, gguf_config(index))
     for name, tensor in truth.mtp.state_dict().items():
@@ -226,6 +232,8 @@ def test_a_layer_that_predicts_further_tokens_drafts_packed_and_dense(tmp_path: 
     packed, _ = packed_model(index, gguf_config(index))
     assert type(packed.mtp.fc) is PackedLinear
     decoder, drafter, limits = Decoder(packed), Noting(), Limits(30)
+    threads = {native.own_threads for linear in decoder.mtp.linears() for native in linear.natives}
+    assert threads == {decoder.sublayers.are_whole} == {whole}
     plain = generate(Session(decoder), [3, 1, 4], PlainPlanner(), limits).token_ids
     assert generate(Session(decoder), [3, 1, 4], ConstantPlanner(Plan("mtp", drafter, 3)), limits).token_ids == plain
     alike = [tokens[:1] == expected(truth, known, 1) for known, tokens in drafter.drafts]

@@ -54,9 +54,22 @@ class Mtp:
         self._joint = Linear(module, ("fc",), memory)
         self.norm = Norm(module, "norm", family.norm_offset)
 
-    def joined(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """The layer's input [n, hidden] of embeddings [n, hidden] and final states [n, hidden]."""
-        return self._joint(torch.cat([self._embedding_norm(embedded), self._state_norm(states)], -1))
+    def normed(self, embedded: Tensor, states: Tensor) -> Tensor:
+        """What `joined` takes [n, 2 hidden], of embeddings [n, hidden] and final states [n, hidden]."""
+        return torch.cat([self._embedding_norm(embedded), self._state_norm(states)], -1)
+
+    def joined(self, normed: Tensor) -> Tensor:
+        """The layer's input [n, hidden]."""
+        return self._joint(normed)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether our own code computes the layer's input."""
+        return bool(self._joint.natives)
+
+    def linears(self) -> tuple[Linear, ...]:
+        """All projections but light copies."""
+        return self._joint, *self.layer.linears()
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
