@@ -73,7 +73,8 @@ class Decoder:
         with torch.inference_mode():
             layers = layers_of(model, self.family, () if ahead is None else ahead.layers, self.packed, bitwise)
             self.layers = layers[: self.shape.num_layers]
-            self._inputs = LayerInputs(base, self.family, self.packed) if input_width(config, self.family) else None
+            given = base, self.family, self.packed, self.beside_steps
+            self._inputs = LayerInputs(*given) if input_width(config, self.family) else None
             self.embed = Embedding(model, self.family, self._inputs, self.lock)
             self.device = self.embed.device
             """The device of states and logits; layers may run on other devices."""

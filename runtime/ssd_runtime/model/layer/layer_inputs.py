@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,12 +34,18 @@ class LayerInputs:
     [hidden + 3] carries its token after the residual stream, as three digits.
     """
 
-    def __init__(self, base: Any, family: Family, memory: PackedMemory) -> None:
-        """`base` is the user's base model; each layer receives a vector [width] for each row."""
+    def __init__(
+        self, base: Any, family: Family, memory: PackedMemory, beside: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """`base` is the user's base model; each layer receives a vector [width] for each row.
+
+        torch's own work runs within `beside` (`Decoder.beside_steps`).
+        """
         self._base, self._width = base, input_width(base.config, family)
         self._hidden: int = base.config.hidden_size
         self.projection = Linear(base, ("per_layer_model_projection",), memory)
         self._norm = Norm(base, "per_layer_projection_norm", family.norm_offset)
+        self._beside = beside
         self._stamp = stamp_of([base.embed_tokens_per_layer])
 
     def carried(self, x: Tensor, tokens: Tensor) -> Tensor:
@@ -47,16 +55,19 @@ class LayerInputs:
 
     def of(self, states: Tensor) -> Tensor:
         """The inputs [layers, n, width] of the rows of `states` [n, hidden + 3]."""
-        digits = (states[:, self._hidden :].double() / DIGIT).round().long()
-        values = torch.tensor(DIGITS, device=digits.device)
-        # States that a check makes up carry no token.
-        tokens = (digits * values).sum(-1).clamp_(0, self._base.embed_tokens.num_embeddings - 1)
-        rows = len(tokens)
-        tokens = tokens.repeat(2) if rows == 1 else tokens  # kernels round one row differently from two
-        own = self._base.embed_tokens_per_layer(tokens).unflatten(-1, (-1, self._width))
-        projected = self.projection(self._base.embed_tokens(tokens)) * self._hidden**-0.5
-        normed = self._norm(projected.unflatten(-1, (-1, self._width)))
-        return ((normed + own) * 2**-0.5)[:rows].transpose(0, 1).contiguous()
+        with self._beside():
+            digits = (states[:, self._hidden :].double() / DIGIT).round().long()
+            values = torch.tensor(DIGITS, device=digits.device)
+            # States that a check makes up carry no token.
+            tokens = (digits * values).sum(-1).clamp_(0, self._base.embed_tokens.num_embeddings - 1)
+            rows = len(tokens)
+            tokens = tokens.repeat(2) if rows == 1 else tokens  # kernels round one row differently from two
+            own = self._base.embed_tokens_per_layer(tokens).unflatten(-1, (-1, self._width))
+            embedded = self._base.embed_tokens(tokens)
+        projected = self.projection(embedded)
+        with self._beside():
+            normed = self._norm((projected * self._hidden**-0.5).unflatten(-1, (-1, self._width)))
+            return ((normed + own) * 2**-0.5)[:rows].transpose(0, 1).contiguous()
 
     def refresh(self) -> bool:
         """Follow changes of the user's modules; returns whether there were any."""
