@@ -32,7 +32,7 @@ NAMES = {
 }
 OPTIONAL = (
     *("norm", "after", "connection", "residual", "bias", "cos", "sin", "q_norm", "k_norm", "v_norm", "sinks"),
-    *("direct", "order", "factors", "gate", "shared", "router_norm"),
+    *("direct", "order", "factor", "factors", "gate", "shared", "router_norm"),
 )
 SIZE_OF = {
     "bias_bytes": "bias",

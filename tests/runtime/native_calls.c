@@ -141,7 +141,8 @@ static void mixtures(void) {
         refused = experts(&of, &connection, drawn(14, n * HIDDEN), 4 * n * HIDDEN, n, 0, 0, 0, y, room(4 * floats), floats,
                           THREADS_USED);
         print("experts", function, refused, y, n * HIDDEN);
-        const Ending ending = {weight_of(300, Q4_K, INNER, HIDDEN), down[0], &activation, &norm, HIDDEN, 0.5f};
+        const float factor = 0.5f;
+        const Ending ending = {weight_of(300, Q4_K, INNER, HIDDEN), down[0], &activation, &norm, &factor, HIDDEN};
         floats = ending_floats(&ending, n);
         refused = end_layer(&ending, drawn(41, n * INNER), 4 * n * INNER, drawn(42, n * HIDDEN), 4 * n * HIDDEN, n, y,
                             room(4 * floats), floats, THREADS_USED);

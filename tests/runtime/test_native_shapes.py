@@ -69,7 +69,7 @@ class Projections:
         self.down, self.dense_down = any_weight(self.hidden, self.inner, own)
         self.norm, self.after = any_norm(self.hidden), RmsNorm(torch.rand(self.hidden), EPSILON)
         self.connection, self.activation = any_connection(self.hidden), any_activation()
-        self.cap, self.factor = random.choice([None, 1.5]), random.choice([1.0, 0.3])
+        self.cap, self.factor = random.choice([None, 1.5]), random.choice([None, torch.tensor([0.3])])
         self.gate, self.dense_gate = any_weight(self.inner, self.hidden, own)
         self.inputs = torch.randn(self.n, self.inner)
         self.x, self.residual = (
@@ -90,11 +90,18 @@ class Projections:
         product = normed(self.x, self.norm) @ self.dense_up.T
         product = capped(product if self.residual is None else product + self.residual, self.cap)
         joined = activated(self.activation, self.x @ self.dense_gate.T, self.inputs) @ self.dense_down.T
-        ended = self.factor * (self.x + normed(joined, self.after))
+        ended = (1.0 if self.factor is None else self.factor) * (self.x + normed(joined, self.after))
         return torch.cat([product, connected(self.x, self.connection, self.mlp), ended], 1)
 
     def mlp(self, x: Tensor) -> Tensor:
         return activated(self.activation, *(x @ self.dense_up.T).chunk(2, -1)) @ self.dense_down.T
+
+
+def test_sums_over_spans_of_columns_are_capped_once(instructions: Library) -> None:
+    """Weights of 16 bits meet many rows in spans of 2,048 columns."""
+    kernel, dense = weight16(32, 6144)
+    x = torch.randn(20, 6144)
+    assert near(kernel.fused(x, None, None, cap=1.5), capped(x @ dense.T, 1.5))
 
 
 class Mixture:
@@ -301,6 +308,7 @@ def test_a_row_with_a_number_that_is_not_finite_has_no_finite_result_and_changes
         projections.n = max(projections.n, 2)
         projections.residual = None
         projections.x = torch.randn(projections.n, projections.hidden)
+        projections.inputs = torch.randn(projections.n, projections.inner)
         expected = projections.calls()
         projections.x[0, random.choice([slice(None), slice(3, 4)])] = random.choice([torch.nan, torch.inf, -torch.inf])
         found = projections.calls()
@@ -575,7 +583,7 @@ def random_run(own: bool) -> tuple[Block, list[NativeSubLayer], tuple[Tensor, An
     parts += [NativeSubLayer(0, 0, each, any_connection(block.hidden, is_normed=True)) for each in (mlp, experts)]
     gate, after = any_weight(inner, block.hidden, own)[0], RmsNorm(torch.rand(block.hidden), EPSILON)
     for injected in (None, Injected(gate, mlp.down, Activation(Function.CLAMPED, 1.7, 5.0), after)):
-        parts.append(NativeSubLayer(0, 0, NativeEnding(block.hidden, 0.7, injected)))
+        parts.append(NativeSubLayer(0, 0, NativeEnding(block.hidden, torch.tensor([0.7]), injected)))
     batch = SimpleNamespace(sequences=block.segments(block.caches), rotations=[block.rotation])
     for segment in batch.sequences:
         segment.cache.states, segment.lineage, segment.certain = mixed.states(segment.slot), None, False

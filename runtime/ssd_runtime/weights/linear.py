@@ -241,6 +241,13 @@ def is_exact(module: nn.Module) -> TypeGuard[nn.Linear]:
     return type(module) is nn.Linear and type(module.weight) is nn.Parameter
 
 
+def is_read(tensor: object) -> TypeGuard[Tensor]:
+    """Whether our own code can read a parameter or a buffer where it lies."""
+    if type(tensor) not in (nn.Parameter, Tensor) or not isinstance(tensor, Tensor) or not tensor.is_contiguous():
+        return False
+    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+
+
 def named(modules: Sequence[nn.Module]) -> str:
     """Describe modules by kind and number, with a digest of their settings and tensor shapes; "" for none.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from transformers.activations import ACT2FN
 
+from ssd_runtime.model.batch.batch import Batch
 from ssd_runtime.model.batch.builder import MOST_BY_ROW
 from ssd_runtime.model.decoder import Decoder
 from ssd_runtime.model.layer.experts import Experts, router_of
@@ -123,6 +126,100 @@ def test_a_hook_on_a_router_takes_its_part_out_of_the_call(tmp_path: Path) -> No
     assert block.native is None
     assert not decoder.sublayers.are_whole
     torch.testing.assert_close(block(x, x), before / 2)
+
+
+@pytest.mark.parametrize(
+    ("variant", "path"),
+    [
+        ("qwen3-moe", "mlp.gate"),
+        ("qwen3.5-moe", "mlp.shared_expert_gate"),
+        ("qwen3.5-moe", "mlp.shared_expert.act_fn"),
+        ("gemma4-experts", "router.norm"),
+        ("gemma4-experts", "mlp.act_fn"),
+    ],
+)
+@torch.no_grad()
+def test_a_hook_between_two_steps_is_followed(variant: str, path: str, tmp_path: Path) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    decoder = Decoder(quantised_pair(tmp_path, variant, Type.Q8_0, **(PACKED if variant == "qwen3-moe" else {}))[0])
+    cache = decoder.new_cache()
+    cache.reserve(64)
+
+    def states() -> torch.Tensor:
+        return decoder.run(decoder.embed([3, 1, 4]), Batch.of([decoder.batches.consecutive(cache, 0, 3)]))
+
+    before, calls = states(), list[int]()
+    module = decoder.model.model.layers[1].get_submodule(path)
+    handle = module.register_forward_hook(lambda _m, _i, out: calls.append(1))
+    torch.testing.assert_close(states(), before, rtol=1e-3, atol=1e-3)
+    assert calls
+    handle.remove()
+    assert torch.equal(states(), before)
+
+
+class _Router(torch.nn.Module):
+    """A router of the user's own, with parameters by names that another family's has."""
+
+    def __init__(self, weight: torch.Tensor, each: int, extra: str) -> None:
+        super().__init__()
+        self.weight, self.each = torch.nn.Parameter(weight), each
+        self.register_parameter(extra, torch.nn.Parameter(torch.ones(len(weight))))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        scores = (x.view(-1, x.shape[-1]) @ self.weight.T).softmax(-1)
+        weights, chosen = scores.topk(self.each)
+        return scores, weights / weights.sum(-1, keepdim=True), chosen
+
+
+@pytest.mark.parametrize("extra", ["scale", "per_expert_scale"])
+@pytest.mark.parametrize(
+    ("variant", "parent", "name"), [("qwen3.5-moe", "mlp", "gate"), ("gemma4-experts", "", "router")]
+)
+@torch.no_grad()
+def test_a_router_of_the_users_own_has_the_rows_that_it_had(
+    variant: str, parent: str, name: str, extra: str, tmp_path: Path
+) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    model = quantised_pair(tmp_path, variant, Type.F16)[0]
+    owner, number = model.model.layers[1].get_submodule(parent), model.config.num_experts
+    setattr(owner, name, _Router(torch.randn(number, model.config.hidden_size), 2, extra))
+    ids = list(range(2, 20))
+    expected = model(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(Decoder(model), ids), expected, atol=1e-3, rtol=1e-3)
+
+
+def _other_activation(layer: torch.nn.Module) -> None:
+    layer.mlp.shared_expert.act_fn = ACT2FN["gelu_pytorch_tanh"]
+
+
+def _gate_bias(layer: torch.nn.Module) -> None:
+    layer.mlp.shared_expert_gate.bias = torch.nn.Parameter(torch.ones(1))
+
+
+def _factors_by_column(layer: torch.nn.Module) -> None:
+    layer.layer_scalar = torch.rand(64) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("variant", "change"),
+    [
+        ("qwen3.5-moe", _other_activation),
+        ("qwen3.5-moe", _gate_bias),
+        ("gemma4-experts", _factors_by_column),
+    ],
+)
+@torch.no_grad()
+def test_what_our_own_code_does_not_compute_is_left_to_the_model(
+    variant: str, change: Callable[[torch.nn.Module], None], tmp_path: Path
+) -> None:
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    model, ids = quantised_pair(tmp_path, variant, Type.F16)[0], list(range(2, 20))
+    change(model.model.layers[1])
+    expected = model(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(Decoder(model), ids), expected, atol=1e-3, rtol=1e-3)
 
 
 @torch.inference_mode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,11 @@ from ssd_runtime.model.mixers.mixer import exact
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, Router, Routing, Shared
-from ssd_runtime.weights.linear import Linear, PackedMemory, is_exact, stamp_of, written
+from ssd_runtime.weights.linear import Linear, PackedMemory, is_exact, is_read, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 
+GEMMA_ROUTER = ("proj", "scale", "per_expert_scale", "scalar_root_size", "eps")
+"""What Gemma-4's router has."""
 PROBED = 16
 """Rows that tell the form of a router, and numbers that tell that of an activation."""
 
@@ -77,13 +79,18 @@ class Experts:
             for part in self._parts
         ]
         self._whole = self._native_whole()
-        self.native = self._native_block(self._whole)
-        """The block with its router as one call of our own code; None if that does not serve all of it."""
+        self._joined = self._native_block(self._whole)
 
     @property
-    def activations(self) -> tuple[LayerActivation, ...]:
-        """The activation of all rows' expert, which may get hooks; other experts with hooks are refused."""
-        return () if self._shared is None else self._shared.activations
+    def native(self) -> NativeExperts | None:
+        """The block with its router as one call of our own code; None if that does not serve all of it."""
+        return None if any(map(hooked, self.uncalled)) else self._joined
+
+    @property
+    def uncalled(self) -> tuple[nn.Module, ...]:
+        """The router, and what belongs to all rows' expert (`Layer.uncalled`); other experts with hooks are refused."""
+        gate = () if self._shared_gate is None else (self._shared_gate,)
+        return *self._router.modules(), *gate, *(() if self._shared is None else self._shared.uncalled)
 
     def __call__(self, x: Tensor, states: Tensor) -> Tensor:
         """The block's output [n, hidden] for normed rows `x` [n, hidden], which are `states` before their norm."""
@@ -98,10 +105,11 @@ class Experts:
     def _sum(self, x: Tensor, routed: Tensor) -> Tensor:
         """The weighted sum [n, hidden] of the outputs of the experts of rows `x`, whom the router sees as `routed`."""
         few = len(x) <= MOST_BY_ROW
-        if self._whole is not None and self._whole.routes and routed is x:
+        called = any(map(hooked, self._router.modules()))
+        if self._whole is not None and self._whole.routes and routed is x and not called:
             return self._whole(x, None)
         weights, chosen = self._routed(routed, few and self._apart)
-        if self._whole is not None:
+        if self._whole is not None and not self._whole.routes:
             return self._whole(x, None, (weights, chosen))
         count = chosen.shape[1]
         ordered, order = chosen.flatten().sort(stable=True)
@@ -122,9 +130,8 @@ class Experts:
             return None
         few = len(x) <= MOST_BY_ROW
         out = _output(self._shared, x, few and self._by_row)
-        if self._family.shared_gate is None:
+        if (gate := self._shared_gate) is None:
             return out
-        gate = getattr(self._block, self._family.shared_gate)
         factors = torch.cat([gate(row) for row in x.split(1)]) if few and self._apart else gate(x)
         return exact(torch.sigmoid, factors) * out
 
@@ -144,7 +151,7 @@ class Experts:
         lightened._mlps = [mlp.light(bits) for mlp in self._mlps]
         lightened._shared = None if self._shared is None else self._shared.light(bits)
         lightened._whole = lightened._native_whole()
-        lightened.native = lightened._native_block(lightened._whole)
+        lightened._joined = lightened._native_block(lightened._whole)
         return lightened
 
     def refresh(self) -> bool:
@@ -160,28 +167,33 @@ class Experts:
         for linear in self.linears():
             linear.refresh()
         self._whole = self._native_whole()
-        self.native = self._native_block(self._whole)
+        self._joined = self._native_block(self._whole)
         return True
 
     def _native_block(self, whole: NativeExperts | None) -> NativeExperts | None:
         """The block as one call of our own code, which serves all its experts as `whole`; None if it does not."""
         if self._shared is None or whole is None:
             return whole if whole is not None and whole.routes else None
-        mlp, norms = self._shared.native, [norm.rms for norm in self._norms]
+        mlp, norms, gate = self._shared.native, [norm.rms for norm in self._norms], self._shared_gate
         router = router_of(self._router, *self._biases())
-        gate: Any = None if self._family.shared_gate is None else getattr(self._block, self._family.shared_gate)
-        if gate is not None and not (
-            is_exact(gate) and gate.bias is None and not hooked(gate) and _is_read(gate.weight)
-        ):
-            return None
         if (
             mlp is None
             or router is None
             or None in norms
+            or (norms and router.norm is None)  # it receives the states, not the rows of experts
             or bytes(mlp.activation) != bytes(whole.experts[0].activation)
         ):
             return None
-        return NativeExperts(whole.experts, router, Shared(mlp, None if gate is None else gate.weight.detach(), *norms))
+        if gate is None:
+            return NativeExperts(whole.experts, router, Shared(mlp, None, *norms))
+        if not is_exact(gate) or gate.bias is not None or hooked(gate) or not is_read(gate.weight):
+            return None
+        return NativeExperts(whole.experts, router, Shared(mlp, gate.weight.detach(), *norms))
+
+    @property
+    def _shared_gate(self) -> nn.Module | None:
+        """The user's module of the factor of all rows' expert."""
+        return None if self._family.shared_gate is None else getattr(self._block, self._family.shared_gate)
 
     @property
     def _router(self) -> nn.Module:
@@ -202,7 +214,7 @@ class Experts:
         return NativeExperts(found, None if self._norms else router_of(self._router, *self._biases()))
 
     def _found(self) -> list[Any]:
-        gates = [] if self._family.shared_gate is None else [getattr(self._block, self._family.shared_gate)]
+        gates = [] if self._shared_gate is None else [self._shared_gate]
         modules = [self._block.experts, *self._router.modules(), *gates]
         found = stamp_of(modules) + [written(bias) for bias in self._biases() if bias is not None]
         return found + [each for each in self._packed if hooked(each)]
@@ -227,11 +239,14 @@ def router_of(module: nn.Module, *biases: Tensor | None) -> Router | None:
     `biases` is what it receives beside rows: the bias of its choice.
     """
     router: Any = module
-    scale, factors = (getattr(router, name, None) for name in ("scale", "per_expert_scale"))  # Gemma-4 has both
-    inner = router if factors is None else router.proj
+    inner, scale, factors = router, None, None
+    if all(hasattr(router, name) for name in GEMMA_ROUTER):
+        inner, scale, factors = router.proj, router.scale, router.per_expert_scale
+        if not is_exact(inner):
+            return None
     weight, bias = getattr(inner, "weight", None), getattr(inner, "bias", None)
     given = (each for each in (bias, scale, factors, *biases) if each is not None)
-    if any(map(hooked, router.modules())) or not _is_read(weight) or not all(map(_is_read, given)):
+    if any(map(hooked, router.modules())) or not is_read(weight) or not all(map(is_read, given)):
         return None
     rows = probe = torch.randn(PROBED, weight.shape[1], generator=torch.Generator().manual_seed(0))
     weights, chosen = router(probe, *biases)[-2:]
@@ -252,13 +267,6 @@ def router_of(module: nn.Module, *biases: Tensor | None) -> Router | None:
             kept = [None if each is None else each.detach() for each in (read, factors)]
             return Router(weight.detach(), kept[0], chosen.shape[1], form, kept[1], norm)
     return None
-
-
-def _is_read(tensor: object) -> TypeGuard[Tensor]:
-    """Whether our own code can read a parameter or a buffer where it lies."""
-    if type(tensor) not in (nn.Parameter, Tensor) or not isinstance(tensor, Tensor) or not tensor.is_contiguous():
-        return False
-    return tensor.dtype == torch.float32 and tensor.device.type == "cpu"
 
 
 def clamp_of(experts: PackedExperts | nn.Module) -> Activation | None:

@@ -17,14 +17,14 @@ from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.family.layer_kinds import LayerKind, key_owners, layer_kinds, setting
 from ssd_runtime.model.layer.experts import Experts
 from ssd_runtime.model.layer.layer_inputs import Injection, input_width
-from ssd_runtime.model.layer.mlp import LayerActivation, Mlp
+from ssd_runtime.model.layer.mlp import Mlp
 from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import Mixer
 from ssd_runtime.weights.kernels.kernel import Connection
 from ssd_runtime.weights.kernels.native_ending import Injected, NativeEnding
 from ssd_runtime.weights.kernels.native_mlp import NativeExperts, NativeMlp
 from ssd_runtime.weights.light import LightLinear
-from ssd_runtime.weights.linear import Linear, PackedMemory, written
+from ssd_runtime.weights.linear import Linear, PackedMemory, is_read, written
 
 
 class Parallel(NamedTuple):
@@ -211,15 +211,15 @@ class Layer:
 
     def native_factor(self, injected: Injected | None = None) -> NativeEnding | None:
         """The factor of the layer's result in our own code, after what is `injected`; None if the MLP is not there."""
-        if (native := self.native_mlp) is None:
+        factor = None if self.scalar is None else self.scalar.tensor
+        if (native := self.native_mlp) is None or not (factor is None or (factor.numel() == 1 and is_read(factor))):
             return None
-        factor = 1.0 if self.scalar is None else float(self.scalar.tensor)
         return NativeEnding(native[0].hidden, factor, injected)
 
     @property
-    def activations(self) -> tuple[LayerActivation, ...]:
-        """The activations of the MLP sub-layer, which may get hooks at any time."""
-        return self.mlp.activations + (() if self.injection is None else (self.injection.activation,))
+    def uncalled(self) -> tuple[nn.Module, ...]:
+        """The modules of the MLP sub-layer that our own code computes without a call, and that may have hooks."""
+        return self.mlp.uncalled + (() if self.injection is None else self.injection.activation.uncalled)
 
     @property
     def attention_connection(self) -> Connection | None:

@@ -44,9 +44,14 @@ class LayerActivation:
         return Activation(Function.GELU) if not self.hooked and type(self.function) is GELU else None
 
     @property
+    def uncalled(self) -> tuple[nn.Module, ...]:
+        """The activation, if it is a module (`Layer.uncalled`)."""
+        return (self.function,) if isinstance(self.function, nn.Module) else ()
+
+    @property
     def hooked(self) -> bool:
         """Whether a call runs more than the activation itself."""
-        return isinstance(self.function, nn.Module) and hooked(self.function)
+        return any(map(hooked, self.uncalled))
 
     def refresh(self) -> bool:
         """Follow changes of the user's activation; returns whether there were any."""
@@ -98,9 +103,9 @@ class Mlp:
         return self.joined_by(None if self.activation is None or self.gated is not None else self.activation.native)
 
     @property
-    def activations(self) -> tuple[LayerActivation, ...]:
-        """Its activation, if it has one."""
-        return () if self.activation is None else (self.activation,)
+    def uncalled(self) -> tuple[nn.Module, ...]:
+        """Its activation, if that is a module (`Layer.uncalled`)."""
+        return () if self.activation is None else self.activation.uncalled
 
     def linears(self) -> tuple[Linear, ...]:
         """The projections but light copies."""

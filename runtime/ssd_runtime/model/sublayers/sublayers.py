@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from ssd_profiles.mask import FULL
@@ -16,12 +16,12 @@ from ssd_runtime.model.family.families import max_context
 from ssd_runtime.model.family.family import Family
 from ssd_runtime.model.layer.layer import Layer
 from ssd_runtime.model.layer.layer_inputs import LayerInputs
-from ssd_runtime.model.layer.mlp import LayerActivation
 from ssd_runtime.model.sublayers.mixing import mix
 from ssd_runtime.model.sublayers.native_attention import NativeAttention
 from ssd_runtime.model.sublayers.native_mixing import NativeMixing, continues
 from ssd_runtime.model.sublayers.native_run import NativeRun, NativeSubLayer
 from ssd_runtime.model.sublayers.torch_attention import TorchAttention
+from ssd_runtime.weights.hooks import hooked
 
 KEY_MULTIPLE = 64
 """Numbers of keys are rounded up to a multiple of this in models that round rows to fewer bits than states have.
@@ -123,9 +123,9 @@ class SubLayers:
             # Rows run one by one then, and a lone one as two.
             self._native = {bits: [None] * len(self.layers) for bits in self._forms}
             self._mixing = {bits: [None] * len(self.layers) for bits in self._forms}
-        self._runs: dict[tuple[tuple[int, int | None], ...], tuple[NativeRun, list[LayerActivation]] | None] = {}
-        """Latest selections that `run` was given, as our own code runs them, and the activations within; None if it
-        does not serve all."""
+        self._runs: dict[tuple[tuple[int, int | None], ...], tuple[NativeRun, list[nn.Module]] | None] = {}
+        """Latest selections that `run` was given, as our own code runs them, and the modules that it does not call
+        (`Layer.uncalled`); None if it does not serve all."""
         self._whole = {
             bits: [parts for layer in range(len(self.layers)) for parts in self._native_sublayers(layer, bits)]
             for bits in self._forms
@@ -263,10 +263,10 @@ class SubLayers:
             if len(self._runs) == MOST_RUNS:
                 self._runs.clear()
             layers = [self.layers[index // 2] for index, bits in wanted if bits is not None and index % 2]
-            within = [activation for layer in layers for activation in layer.activations]
-            self._runs[wanted] = (NativeRun(parts), within) if parts and None not in served else None
-        run, activations = self._runs[wanted] or (None, [])
-        return None if any(activation.hooked for activation in activations) else run
+            uncalled = [module for layer in layers for module in layer.uncalled]
+            self._runs[wanted] = (NativeRun(parts), uncalled) if parts and None not in served else None
+        run, modules = self._runs[wanted] or (None, [])
+        return None if any(map(hooked, modules)) else run
 
     def _native_skipped(self, index: int) -> Sequence[NativeSubLayer] | None:
         """A skipped sub-layer as our own code runs it; None for attention that still writes keys."""

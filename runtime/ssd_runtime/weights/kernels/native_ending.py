@@ -11,7 +11,7 @@ from torch import Tensor
 from ssd_runtime.weights.kernels.kernel import RmsNorm
 from ssd_runtime.weights.kernels.native import Native, required_library
 from ssd_runtime.weights.kernels.native_mlp import Activation
-from ssd_runtime.weights.native.library import COUNT, FLOAT, POINTER, fields
+from ssd_runtime.weights.native.library import COUNT, POINTER, fields
 
 
 class Injected(NamedTuple):
@@ -24,15 +24,16 @@ class Injected(NamedTuple):
 
 
 class _Ending(ctypes.Structure):
-    _fields_ = (*fields(POINTER, "gate output activation norm"), *fields(COUNT, "hidden"), *fields(FLOAT, "factor"))
+    _fields_ = (*fields(POINTER, "gate output activation norm factor"), *fields(COUNT, "hidden"))
 
 
 class NativeEnding:
     """What a layer does after its MLP: factor × (x + what is injected)."""
 
-    def __init__(self, hidden: int, factor: float, injected: Injected | None) -> None:
-        self._injected = injected  # what the structure points to
-        self._about = _Ending(hidden=hidden, factor=factor)
+    def __init__(self, hidden: int, factor: Tensor | None, injected: Injected | None) -> None:
+        """`factor` [1] is in fp32, and read in each call; None for 1."""
+        self._injected, self._factor = injected, factor  # what the structure points to
+        self._about = _Ending(hidden=hidden, factor=None if factor is None else factor.data_ptr())
         if injected is not None:
             self._about.gate, self._about.output = injected.gate.address, injected.output.address
             self._about.activation, self._about.norm = ctypes.addressof(injected.activation), injected.norm.address

@@ -6,8 +6,8 @@ typedef struct {
     const Weight *gate, *output;  /* NULL where there is a factor alone. */
     const Activation *activation; /* Joins the gate with the vector. */
     const Norm *norm;
+    const float *factor; /* NULL for 1. */
     int64_t hidden;
-    float factor;
 } Ending;
 
 /* The floats of memory that n rows take. */
@@ -32,13 +32,14 @@ static void join_inputs_item(const void *about, int64_t row, int worker) {
 static void end_item(const void *about, int64_t row, int worker) {
     const Endings *of = about;
     const int64_t hidden = of->ending->hidden;
+    const Floats factor = all(of->ending->factor ? *of->ending->factor : 1.0f);
     const float *x = of->x + row * hidden;
     float *y = of->y + row * hidden;
     (void)worker;
     if (of->ending->gate)
         norm_row(y, of->ending->norm, 1.0f, x, hidden, y);
     for (int64_t i = 0; i < hidden; i += LANES)
-        store(y + i, multiply(load((of->ending->gate ? y : x) + i), all(of->ending->factor)));
+        store(y + i, multiply(load((of->ending->gate ? y : x) + i), factor));
 }
 
 /* y = factor * (x + norm(W_output (activation(W_gate x) joined with inputs))), or factor * x without weights. */
