@@ -605,8 +605,8 @@ def test_a_run_is_its_sublayers_one_after_the_other(instructions: Library) -> No
                 expected = part.mixing(0, expected, batch.sequences, expected)
             elif part.ending is not None:
                 expected = part.ending(expected, inputs[0] if part.ending.width else None)
-            elif part.mlp is not None:
-                expected = part.mlp(expected, part.connection)
+            elif part.rowwise is not None:
+                expected = part.rowwise(expected, part.connection)
         kept = [cache.clone() for cache in block.caches]
         is_mixed = any(part.mixing is not None for part in parts)
         states = kept_by(batch.sequences) if is_mixed else None

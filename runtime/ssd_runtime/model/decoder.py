@@ -73,15 +73,18 @@ class Decoder:
         with torch.inference_mode():
             layers = layers_of(model, self.family, () if ahead is None else ahead.layers, self.packed, bitwise)
             self.layers = layers[: self.shape.num_layers]
-            given = base, self.family, self.packed, self.beside_steps
-            self._inputs = LayerInputs(*given) if input_width(config, self.family) else None
+            self._inputs = (
+                LayerInputs(base=base, family=self.family, memory=self.packed, beside=self.beside_steps)
+                if input_width(config, self.family)
+                else None
+            )
             self.embed = Embedding(model, self.family, self._inputs, self.lock)
             self.device = self.embed.device
             """The device of states and logits; layers may run on other devices."""
             self.mtp = None if ahead is None else Mtp(ahead, layers[-1], self.family, self.packed)
             """The model's own layer for drafts; None without one."""
             output = Linear(model, ("lm_head",), self.packed)
-            self.projections = Projections(self.layers, output, self._inputs, self.mtp)
+            self.projections = Projections(layers=self.layers, head=output, inputs=self._inputs, ahead=self.mtp)
             self.projections.use_huge_pages()
             self.light = LightCopies(self.projections, self.shape.num_layers, self.packed)
             like = torch.empty(0, dtype=self.dtype, device=self.device)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ssd_runtime.model.batch.batch import Batch
@@ -30,6 +31,13 @@ def experts_of(decoder: Decoder, layer: int = 1) -> Experts:
     found = decoder.layers[layer].mlp
     assert isinstance(found, Experts)
     return found
+
+
+def packed(variant: str, kind: Type, folder: Path) -> PreTrainedModel:
+    """The model of a variant on packed weights; skips the test if transformers lacks its family."""
+    if variant not in VARIANTS:
+        pytest.skip("this transformers lacks the family")
+    return quantised_pair(folder, variant, kind, **(PACKED if variant == "qwen3-moe" else {}))[0]
 
 
 @pytest.mark.parametrize("weights", ["fp32", "bf16", "packed"])
@@ -101,9 +109,7 @@ def test_one_call_computes_what_experts_do_one_by_one(variant: str, tmp_path: Pa
 )
 @torch.no_grad()
 def test_a_later_hook_beside_experts_is_followed(variant: str, path: str, tmp_path: Path) -> None:
-    if variant not in VARIANTS:
-        pytest.skip("this transformers lacks the family")
-    model = quantised_pair(tmp_path, variant, Type.Q8_0)[0]
+    model = packed(variant, Type.Q8_0, tmp_path)
     decoder, ids = Decoder(model), list(range(2, 20))
     assert decoder.layers[1].mlp.native is not None
     before = logits_of(decoder, ids)
@@ -140,9 +146,7 @@ def test_a_hook_on_a_router_takes_its_part_out_of_the_call(tmp_path: Path) -> No
 )
 @torch.no_grad()
 def test_a_hook_between_two_steps_is_followed(variant: str, path: str, tmp_path: Path) -> None:
-    if variant not in VARIANTS:
-        pytest.skip("this transformers lacks the family")
-    decoder = Decoder(quantised_pair(tmp_path, variant, Type.Q8_0, **(PACKED if variant == "qwen3-moe" else {}))[0])
+    decoder = Decoder(packed(variant, Type.Q8_0, tmp_path))
     cache = decoder.new_cache()
     cache.reserve(64)
 
@@ -180,9 +184,7 @@ class _Router(torch.nn.Module):
 def test_a_router_of_the_users_own_has_the_rows_that_it_had(
     variant: str, parent: str, name: str, extra: str, tmp_path: Path
 ) -> None:
-    if variant not in VARIANTS:
-        pytest.skip("this transformers lacks the family")
-    model = quantised_pair(tmp_path, variant, Type.F16)[0]
+    model = packed(variant, Type.F16, tmp_path)
     owner, number = model.model.layers[1].get_submodule(parent), model.config.num_experts
     setattr(owner, name, _Router(torch.randn(number, model.config.hidden_size), 2, extra))
     ids = list(range(2, 20))
@@ -214,9 +216,7 @@ def _factors_by_column(layer: torch.nn.Module) -> None:
 def test_what_our_own_code_does_not_compute_is_left_to_the_model(
     variant: str, change: Callable[[torch.nn.Module], None], tmp_path: Path
 ) -> None:
-    if variant not in VARIANTS:
-        pytest.skip("this transformers lacks the family")
-    model, ids = quantised_pair(tmp_path, variant, Type.F16)[0], list(range(2, 20))
+    model, ids = packed(variant, Type.F16, tmp_path), list(range(2, 20))
     change(model.model.layers[1])
     expected = model(torch.tensor([ids])).logits[0]
     torch.testing.assert_close(logits_of(Decoder(model), ids), expected, atol=1e-3, rtol=1e-3)

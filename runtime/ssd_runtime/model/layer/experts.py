@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -17,12 +17,20 @@ from ssd_runtime.model.layer.norm import Norm
 from ssd_runtime.model.mixers.mixer import exact
 from ssd_runtime.weights.hooks import hooked
 from ssd_runtime.weights.kernels.kernel import RmsNorm
-from ssd_runtime.weights.kernels.native_mlp import Activation, Function, NativeExperts, Router, Routing, Shared
+from ssd_runtime.weights.kernels.native_mlp import (
+    Activation,
+    Function,
+    NativeExperts,
+    NativeMlp,
+    Router,
+    Routing,
+    Shared,
+)
 from ssd_runtime.weights.linear import Linear, PackedMemory, is_exact, is_read, stamp_of, written
 from ssd_runtime.weights.packed_linear import PackedExperts
 
 GEMMA_ROUTER = ("proj", "scale", "per_expert_scale", "scalar_root_size", "eps")
-"""What Gemma-4's router has."""
+"""Attributes of Gemma-4's router."""
 PROBED = 16
 """Rows that tell the form of a router, and numbers that tell that of an activation."""
 
@@ -78,8 +86,15 @@ class Experts:
             )
             for part in self._parts
         ]
-        self._whole = self._native_whole()
-        self._joined = self._native_block(self._whole)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Rebuild what our own code computes: all experts, and the block with its router."""
+        found = self._natives()
+        router = router_of(self._router, *self._biases()) if found else None
+        # That of a block with norms receives other rows than experts.
+        self._whole = NativeExperts(found, None if self._norms else router) if found else None
+        self._joined = self._native_block(found, router)
 
     @property
     def native(self) -> NativeExperts | None:
@@ -150,8 +165,7 @@ class Experts:
         lightened = copy(self)
         lightened._mlps = [mlp.light(bits) for mlp in self._mlps]
         lightened._shared = None if self._shared is None else self._shared.light(bits)
-        lightened._whole = lightened._native_whole()
-        lightened._joined = lightened._native_block(lightened._whole)
+        lightened._follow()
         return lightened
 
     def refresh(self) -> bool:
@@ -166,29 +180,26 @@ class Experts:
                 part._modules.update(fresh._modules)
         for linear in self.linears():
             linear.refresh()
-        self._whole = self._native_whole()
-        self._joined = self._native_block(self._whole)
+        self._follow()
         return True
 
-    def _native_block(self, whole: NativeExperts | None) -> NativeExperts | None:
-        """The block as one call of our own code, which serves all its experts as `whole`; None if it does not."""
-        if self._shared is None or whole is None:
-            return whole if whole is not None and whole.routes else None
+    def _native_block(self, experts: Sequence[NativeMlp], router: Router | None) -> NativeExperts | None:
+        """The block as one call of our own code, which computes these experts; None if it does not compute the rest."""
+        if router is None or self._shared is None:
+            return self._whole if router is not None else None
         mlp, norms, gate = self._shared.native, [norm.rms for norm in self._norms], self._shared_gate
-        router = router_of(self._router, *self._biases())
         if (
             mlp is None
-            or router is None
             or None in norms
             or (norms and router.norm is None)  # it receives the states, not the rows of experts
-            or bytes(mlp.activation) != bytes(whole.experts[0].activation)
+            or bytes(mlp.activation) != bytes(experts[0].activation)
         ):
             return None
         if gate is None:
-            return NativeExperts(whole.experts, router, Shared(mlp, None, *norms))
+            return NativeExperts(experts, router, Shared(mlp, None, *norms))
         if not is_exact(gate) or gate.bias is not None or hooked(gate) or not is_read(gate.weight):
             return None
-        return NativeExperts(whole.experts, router, Shared(mlp, gate.weight.detach(), *norms))
+        return NativeExperts(experts, router, Shared(mlp, gate.weight.detach(), *norms))
 
     @property
     def _shared_gate(self) -> nn.Module | None:
@@ -201,17 +212,13 @@ class Experts:
         router: nn.Module = getattr(self._block, str(self._family.router))
         return router
 
-    def _native_whole(self) -> NativeExperts | None:
-        """All experts as one call of our own code, with their router if that is of a known form; None for others.
-
-        That of a block with norms receives other rows than experts.
-        """
+    def _natives(self) -> Sequence[NativeMlp]:
+        """All experts as our own code computes them in one call; none where it does not."""
         clamp = clamp_of(self._block.experts)
         served = [mlp.native if clamp is None else mlp.joined_by(clamp) for mlp in self._mlps]
         found = [each for each in served if each is not None]
-        if len(found) < len(served) or len({(each.gate_up.name, each.down.name) for each in found}) > 1:
-            return None
-        return NativeExperts(found, None if self._norms else router_of(self._router, *self._biases()))
+        alike = len({(each.gate_up.name, each.down.name) for each in found}) == 1
+        return found if len(found) == len(served) and alike else ()
 
     def _found(self) -> list[Any]:
         gates = [] if self._shared_gate is None else [self._shared_gate]
@@ -265,7 +272,14 @@ def router_of(module: nn.Module, *biases: Tensor | None) -> Router | None:
         expected = expected if factors is None else expected * factors[found]
         if torch.equal(found, chosen) and torch.allclose(expected, weights, rtol=1e-4):
             kept = [None if each is None else each.detach() for each in (read, factors)]
-            return Router(weight.detach(), kept[0], chosen.shape[1], form, kept[1], norm)
+            return Router(
+                weight=weight.detach(),
+                bias=kept[0],
+                each=chosen.shape[1],
+                routing=form,
+                factors=kept[1],
+                norm=norm,
+            )
     return None
 
 

@@ -203,7 +203,7 @@ class Layer:
 
     @property
     def native_ending(self) -> NativeEnding | None:
-        """What follows the MLP block as a call of our own code; None if it is none, or the block is none."""
+        """The call of our own code for what follows the MLP block; None if there is none, or none for the block."""
         injected = None if self.injection is None else self.injection.native
         if not self.has_ending or (injected is None and self.injection is not None):
             return None

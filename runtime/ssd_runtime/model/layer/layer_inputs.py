@@ -109,7 +109,7 @@ class Injection:
         gate, output, activation, norm = self.gate.fused, self.output.fused, self.activation.native, self.norm.rms
         if gate is None or output is None or activation is None or norm is None:
             return None
-        return Injected(gate, output, activation, norm)
+        return Injected(gate=gate, output=output, activation=activation, norm=norm)
 
     def linears(self) -> tuple[Linear, ...]:
         """The projections but light copies."""

@@ -55,11 +55,11 @@ class Mtp:
         self.norm = Norm(module, "norm", family.norm_offset)
 
     def normed(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """What `joined` takes [n, 2 hidden], of embeddings [n, hidden] and final states [n, hidden]."""
+        """Normed embeddings [n, hidden] and final states [n, hidden] side by side, for `joined`."""
         return torch.cat([self._embedding_norm(embedded), self._state_norm(states)], -1)
 
     def joined(self, normed: Tensor) -> Tensor:
-        """The layer's input [n, hidden]."""
+        """The layer's input [n, hidden] of rows of `normed` [n, 2 hidden]."""
         return self._joint(normed)
 
     @property

@@ -63,8 +63,8 @@ class NativeSubLayer:
         self.attention = block if isinstance(block, NativeAttention) else None
         self.mixing = block if isinstance(block, NativeMixing) else beside
         self.ending = block if isinstance(block, NativeEnding) else None
-        self.mlp = block if isinstance(block, NativeMlp | NativeExperts | NativeEnding) else None
-        """The block if it is one of a row alone."""
+        self.rowwise = block if isinstance(block, NativeMlp | NativeExperts | NativeEnding) else None
+        """The block if it computes each row alone: an MLP, experts or an ending."""
         self.connection = block.connection if isinstance(block, NativeAttention | NativeMixing) else connection
         self.about = _SubLayer()
         """The sub-layer as `run` in `sublayers.c` takes it, but for its keys or states, which each call adds."""
@@ -112,8 +112,8 @@ class NativeRun:
             if part.attention is not None
         }
         self._blocks = tuple(blocks.values())
-        mlps = {(type(part.mlp), part.mlp.sizes): part.mlp for part in parts if part.mlp is not None}
-        self._mlps = tuple(mlps.values())
+        rowwise = {(type(block), block.sizes): block for part in parts if (block := part.rowwise) is not None}
+        self._rowwise = tuple(rowwise.values())
         self._sights = {kind: _Sight() for kind, _ in self._blocks}
         for step, _, kind in self._attentions:
             step.sight = ctypes.addressof(self._sights[kind])
@@ -126,9 +126,8 @@ class NativeRun:
     def __call__(self, x: Tensor, batch: Batch, inputs: Tensor | None = None) -> Tensor:
         """The sub-layers on `x` [rows, hidden]; writes keys and values into the sequences' caches.
 
-        `inputs` [layers, rows, width] are those of layers that receive some (`LayerInputs`).
-
-        Raises RuntimeError if sizes do not agree.
+        `inputs` [layers, rows, width] are those of layers that receive some (`LayerInputs`). Raises
+        RuntimeError if sizes do not agree.
         """
         found, sequences = required_library(), batch.sequences
         assert sequences is not None
@@ -156,7 +155,7 @@ class NativeRun:
             step.input_bytes = n * width * inputs.itemsize
             step.inputs = inputs[layer].data_ptr()
         size = max((block.floats(n, longest[kind], threads) for kind, block in self._blocks), default=0)
-        size = 2 * x.numel() + max(size, n * self._mixing_floats, *(mlp.floats(n) for mlp in self._mlps), 0)
+        size = 2 * x.numel() + max(size, n * self._mixing_floats, *(block.floats(n) for block in self._rowwise), 0)
         y = found.write(
             torch.empty_like(x),
             size,

@@ -28,7 +28,7 @@ class _Ending(ctypes.Structure):
 
 
 class NativeEnding:
-    """What a layer does after its MLP: factor × (x + what is injected)."""
+    """The last part of a layer, after its MLP: factor × (x + what is injected)."""
 
     def __init__(self, hidden: int, factor: Tensor | None, injected: Injected | None) -> None:
         """`factor` [1] is in fp32, and read in each call; None for 1."""

@@ -143,8 +143,7 @@ class NativeExperts:
         """
         pointers = ctypes.c_void_p * len(experts)
         gate_up, down = (pointers(*(each[part].address for each in experts)) for part in (0, 1))
-        self.experts = tuple(experts)
-        self._parts = router, gate_up, down, shared  # what the structure points to, with the experts
+        self._parts = tuple(experts), router, gate_up, down, shared  # what the structure points to
         self._first = experts[0]
         self._about = _Experts(
             gate_up=ctypes.addressof(gate_up),

@@ -10,7 +10,7 @@ typedef struct {
     int64_t hidden;
 } Ending;
 
-/* The floats of memory that n rows take. */
+/* The floats of memory that n rows take; without weights one each, since calls are given some. */
 static int64_t ending_floats(const Ending *of, int64_t n) {
     return of->gate ? n * of->gate->out + floats_of(of->gate, n) + floats_of(of->output, n) : n;
 }

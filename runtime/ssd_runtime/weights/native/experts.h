@@ -91,7 +91,8 @@ static void score_item(const void *about, int64_t expert, int worker) {
     (void)worker;
     for (int64_t r = 0; r < of->n; r++)
         of->scores[r * of->experts->number + expert] =
-            product_of(of->experts->router + expert * in, of->seen + r * in, in) + (is_biased ? of->experts->bias[expert] : 0.0f);
+            product_of(of->experts->router + expert * in, of->seen + r * in, in)
+            + (is_biased ? of->experts->bias[expert] : 0.0f);
 }
 
 static int among(const int32_t *chosen, int64_t count, int64_t expert) {

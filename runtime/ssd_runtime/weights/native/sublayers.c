@@ -40,13 +40,15 @@ int round_rows(const uint8_t *numbers, int64_t bytes, int64_t size, int64_t is_b
     return AGREED;
 }
 
-/* y [n, out] = W norm(x) + residual, capped unless `cap` is 0. `memory` [floats] holds the rows as the weight takes them (`rows.h`). */
+/* y [n, out] = W norm(x) + residual, capped unless `cap` is 0. `memory` [floats] holds the rows as the weight takes them
+ * (`rows.h`). */
 int linear(const Weight *weight, const Norm *norm, const float *x, int64_t bytes, int64_t n, const float *residual,
            int64_t residual_bytes, float cap, float *y, float *memory, int64_t floats, int wanted)
 {
     AGREE(check_linear(weight, norm, x, bytes, n, residual, residual_bytes, y, memory, floats, wanted));
     const Threads threads = join(wanted, (int)weight->own_threads);
-    ON(threads, project_capped(threads, weight, prepared(threads, x, norm, n, weight, memory), n, residual, y, weight->out, cap));
+    ON(threads, project_capped(threads, weight, prepared(threads, x, norm, n, weight, memory), n, residual, y, weight->out,
+                               cap));
     leave(threads);
     return AGREED;
 }
